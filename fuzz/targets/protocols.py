@@ -1,0 +1,130 @@
+"""What can be tested: the contracts a target fulfils.
+
+A *target* builds *runners*; a runner executes steps. ``mrv2 verify --target package.module:object`` accepts any
+object that fulfils :class:`RunnerTarget`; nothing here depends on how the runner works inside.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from mrv2.checks.findings import JSON, Finding, Site
+from mrv2.refrunner.api import Handle, Step
+from mrv2.stats.targets import SamplerTarget
+
+
+class Feature(enum.Enum):
+    """What a target can do; a stage that needs a missing feature answers INCONCLUSIVE and says which."""
+
+    CHUNKED_PREFILL = "chunked prefill"
+    PREEMPTION = "preemption"
+    ABORT = "abort"
+    SEEDED_SAMPLING = "seeded sampling"
+    LOGPROBS = "logprobs"
+    SNAPSHOT = "snapshot of the step's inputs"
+    POISON = "poison of dead memory"
+    SAMPLER = "sampler on its own"
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A setting that may change speed but never output.
+
+    Attributes:
+        values: the values worth trying; the first is the default.
+        doc: what it changes, one line.
+    """
+
+    values: tuple[JSON, ...]
+    doc: str
+
+
+@dataclass(frozen=True)
+class InputSnapshot:
+    """The inputs that a runner built for one step, copied to the host after the step.
+
+    All sequences follow execution order and hold real lanes only (no padding).
+
+    Attributes:
+        request_ids: requests in execution order.
+        rows: state-table row of each request.
+        query_start_loc: len(request_ids) + 1 prefix sums of scheduled tokens.
+        input_ids: token fed at each lane.
+        positions: position of each lane in its sequence.
+        slot_mapping: KV slot (block id * block size + offset) that each lane writes, KV group 0.
+        seq_lens: tokens in the sequence after this step, per request.
+        block_tables: KV blocks in use per request, KV group 0.
+    """
+
+    request_ids: tuple[str, ...]
+    rows: tuple[int, ...]
+    query_start_loc: tuple[int, ...]
+    input_ids: tuple[int, ...]
+    positions: tuple[int, ...]
+    slot_mapping: tuple[int, ...]
+    seq_lens: tuple[int, ...]
+    block_tables: tuple[tuple[int, ...], ...]
+
+
+class Runner(Protocol):
+    """One running instance of the system under test."""
+
+    def execute(self, step: Step) -> Handle:
+        """Enqueue a step; never waits for the device."""
+        ...
+
+    def invariants(self) -> list[Finding]:
+        """Bookkeeping faults, checked off the hot path."""
+        ...
+
+    def close(self) -> None:
+        """Release everything; idempotent."""
+        ...
+
+
+@runtime_checkable
+class SnapshotRunner(Protocol):
+    """Optional part of a runner with ``Feature.SNAPSHOT``."""
+
+    def snapshot(self) -> InputSnapshot:
+        """Inputs of the last executed step; synchronises."""
+        ...
+
+    def producer(self, field: str) -> Site | None:
+        """The code that computes a field of the snapshot."""
+        ...
+
+
+@runtime_checkable
+class RunnerTarget(Protocol):
+    """Something that can be verified.
+
+    Attributes:
+        name: shown in reports.
+        features: what it can do.
+        knobs: settings that must not change output.
+    """
+
+    name: str
+    features: frozenset[Feature]
+    knobs: Mapping[str, Knob]
+
+    def build(self, config: Mapping[str, JSON]) -> Runner:
+        """Make a runner. Keys of ``config``: see ``fuzz/README.md``.
+
+        Raises:
+            an exception with ``subject``, ``rule``, ``reason`` and ``remedy`` for a bad configuration.
+        """
+        ...
+
+
+@runtime_checkable
+class SamplerProvider(Protocol):
+    """Optional part of a target with ``Feature.SAMPLER``."""
+
+    def sampler(self) -> SamplerTarget:
+        """The target's sampler, callable on any logits without a model."""
+        ...

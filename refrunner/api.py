@@ -1,0 +1,160 @@
+"""The public vocabulary of the runner: requests and steps go in, handles and outputs come out.
+
+These dataclasses are the only thing that the runner, its oracle, and the checkers share. They hold plain
+Python values: no tensor crosses this boundary, so a step can be written to JSON and replayed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .errors import RequestError
+
+SEED_RANGE = (-(2**63), 2**64)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of one request are chosen.
+
+    Attributes:
+        temperature: 0 picks the most likely token (lowest id on a tie); above 0 the logits are divided by it
+            and a token is drawn by Gumbel-max.
+        seed: 64-bit seed of the request's noise; ``None`` lets the engine draw one. Only its value modulo
+            2**64 counts. The draw of a token is a function of (seed, position, token id, purpose) alone.
+        max_tokens: how many tokens to generate at most.
+        stop_token_ids: generation ends when one of these is generated (it is part of the output).
+
+    Raises:
+        RequestError: a value is negative, not finite, or out of range.
+    """
+
+    temperature: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 16
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.temperature) or self.temperature < 0:
+            raise RequestError(
+                f"SamplingParams.temperature={self.temperature!r}",
+                "temperature must be a finite number, 0 or above",
+                "logits are divided by it, and NaN or a negative value would silently invert or erase the distribution",
+                "temperature=0 for greedy decoding, or a positive number such as 0.7",
+            )
+        if self.seed is not None and not SEED_RANGE[0] <= self.seed < SEED_RANGE[1]:
+            raise RequestError(
+                f"SamplingParams.seed={self.seed!r}",
+                "seed must fit in 64 bits",
+                "further bits would be dropped, and two different seeds would give the same tokens",
+                "a seed between -2**63 and 2**64 - 1, or None",
+            )
+        if self.max_tokens < 1:
+            raise RequestError(
+                f"SamplingParams.max_tokens={self.max_tokens!r}",
+                "max_tokens must be at least 1",
+                "a request that generates nothing never finishes",
+                "max_tokens=1 or more",
+            )
+
+
+@dataclass(frozen=True)
+class NewRequest:
+    """A request that enters the runner: a fresh one, or one resumed after preemption.
+
+    Attributes:
+        request_id: unique among the live requests.
+        token_ids: every token known on the host: the prompt, then what was generated before a preemption.
+        prompt_len: how many of ``token_ids`` are the prompt.
+        sampling: with ``seed`` filled in whenever ``temperature`` is above 0.
+        num_computed_tokens: leading tokens whose keys and values are in the cache already (0 without prefix
+            caching).
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    prompt_len: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    num_computed_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One scheduler decision.
+
+    Attributes:
+        finished: requests that ended (or were aborted); their rows are freed first.
+        preempted: requests that lose their row and blocks now and may come back in ``new`` of a later step.
+        new: requests that enter, resumed ones included.
+        scheduled: tokens to compute per request, in execution order; never 0 for a listed request.
+        new_blocks: KV blocks appended to a request's block table this step, one tuple per KV group; for a
+            request in ``new`` these are its first blocks.
+        drafts: draft tokens per request among those scheduled (empty without speculation).
+    """
+
+    finished: tuple[str, ...] = ()
+    preempted: tuple[str, ...] = ()
+    new: tuple[NewRequest, ...] = ()
+    scheduled: Mapping[str, int] = field(default_factory=dict)
+    new_blocks: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    drafts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What one step produced, on the host.
+
+    Attributes:
+        token_ids: tokens drawn per request; a request whose prefill is not complete has no entry.
+        logprobs: log-probability of each of those tokens under the model's own distribution (before
+            temperature), natural logarithm, same keys and lengths.
+    """
+
+    token_ids: Mapping[str, tuple[int, ...]]
+    logprobs: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class InvariantViolation:
+    """A broken bookkeeping rule, found off the hot path by ``Runner.invariants``.
+
+    Attributes:
+        rule: short name of the invariant, e.g. ``"row-bijection"``.
+        detail: what was found.
+        request_id: the request concerned, if one is.
+    """
+
+    rule: str
+    detail: str
+    request_id: str | None = None
+
+
+class Handle(Protocol):
+    """The pending output of one step."""
+
+    def result(self) -> StepOutput:
+        """Wait for the device and return the output; may be called more than once."""
+        ...
+
+
+class Runner(Protocol):
+    """Executes scheduler decisions."""
+
+    def execute(self, step: Step) -> Handle:
+        """Enqueue one step and return at once, without waiting for the device.
+
+        Raises:
+            StepError: the step breaks the contract; no state was changed.
+        """
+        ...
+
+    def invariants(self) -> list[InvariantViolation]:
+        """Check the bookkeeping; may synchronise, so it is not for the hot path."""
+        ...
+
+    def close(self) -> None:
+        """Wait for outstanding work and release device and pinned memory; idempotent."""
+        ...
