@@ -1,0 +1,102 @@
+"""Gather of a step's inputs from the state table, and the state update after sampling.
+
+Notation: N real requests in the batch, R rows in the state table, L longest sequence, T tokens in the batch.
+Every kernel runs one program per request of the padded batch; ``rows[i]`` maps it to its row.
+"""
+
+import triton.language as tl
+
+from .launch import kernel
+
+
+@kernel
+def prepare_positions(
+    rows_ptr,  # [N] int32
+    query_start_loc_ptr,  # [N + 1] int32
+    num_computed_ptr,  # [R] int32
+    positions_ptr,  # [T] int64, out
+    seq_lens_ptr,  # [padded N] int32, out
+    num_requests,
+    BLOCK: tl.constexpr,
+):
+    """Position of every lane, and the sequence length of every request after this step.
+
+    Padding requests get length 0, so that an attention kernel reads nothing for them.
+    """
+    request = tl.program_id(0)
+    if request >= num_requests:
+        tl.store(seq_lens_ptr + request, 0)
+    else:
+        row = tl.load(rows_ptr + request)
+        start = tl.load(query_start_loc_ptr + request)
+        length = tl.load(query_start_loc_ptr + request + 1) - start
+        computed = tl.load(num_computed_ptr + row)
+        tl.store(seq_lens_ptr + request, computed + length)
+        for done in range(0, length, BLOCK):
+            lane = done + tl.arange(0, BLOCK)
+            tl.store(positions_ptr + start + lane, (computed + lane).to(tl.int64), mask=lane < length)
+
+
+@kernel
+def gather_input_ids(
+    rows_ptr,  # [N] int32
+    query_start_loc_ptr,  # [N + 1] int32
+    num_computed_ptr,  # [R] int32
+    total_len_ptr,  # [R] int32
+    last_sampled_ptr,  # [R] int32
+    token_ids_ptr,  # [R, L] int32
+    token_ids_stride,
+    input_ids_ptr,  # [T] int32, out
+    max_model_len,
+    BLOCK: tl.constexpr,
+):
+    """Token of every lane.
+
+    The newest token of a sequence comes from ``last_sampled``, all earlier ones from the token table. It has one
+    home, whoever wrote it: the host (request added or resumed) or the sampler of the previous step, whose result
+    the host does not know yet.
+    """
+    request = tl.program_id(0)
+    row = tl.load(rows_ptr + request).to(tl.int64)
+    start = tl.load(query_start_loc_ptr + request)
+    length = tl.load(query_start_loc_ptr + request + 1) - start
+    computed = tl.load(num_computed_ptr + row)
+    newest = tl.load(total_len_ptr + row) - 1
+    newest_token = tl.load(last_sampled_ptr + row)
+    for done in range(0, length, BLOCK):
+        lane = done + tl.arange(0, BLOCK)
+        position = computed + lane
+        known = (lane < length) & (position < max_model_len)
+        token = tl.load(token_ids_ptr + row * token_ids_stride + position, mask=known, other=0)
+        token = tl.where(position == newest, newest_token, token)
+        tl.store(input_ids_ptr + start + lane, token, mask=lane < length)
+
+
+@kernel
+def post_update(
+    rows_ptr,  # [N] int32
+    query_start_loc_ptr,  # [N + 1] int32
+    sampled_ptr,  # [N] int32
+    num_computed_ptr,  # [R] int32, in and out
+    total_len_ptr,  # [R] int32, in and out
+    last_sampled_ptr,  # [R] int32, out
+    token_ids_ptr,  # [R, L] int32, out
+    token_ids_stride,
+    max_model_len,
+):
+    """Advance the state of each row by what this step computed and drew.
+
+    The drawn token counts only if the step reached the end of the known sequence; after a prefill chunk that did
+    not, it is discarded.
+    """
+    request = tl.program_id(0)
+    row = tl.load(rows_ptr + request).to(tl.int64)
+    length = tl.load(query_start_loc_ptr + request + 1) - tl.load(query_start_loc_ptr + request)
+    computed = tl.load(num_computed_ptr + row) + length
+    total = tl.load(total_len_ptr + row)
+    tl.store(num_computed_ptr + row, computed)
+    if computed == total:
+        token = tl.load(sampled_ptr + request)
+        tl.store(last_sampled_ptr + row, token)
+        tl.store(token_ids_ptr + row * token_ids_stride + total, token, mask=total < max_model_len)
+        tl.store(total_len_ptr + row, total + 1)
