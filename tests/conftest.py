@@ -1,0 +1,29 @@
+"""Settings of every test: deterministic Hypothesis, one thread per worker, GPU tests only where there is a GPU."""
+
+import os
+import sys
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("ci", derandomize=True, deadline=None, database=None)
+settings.load_profile("ci")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # One worker runs per core already. The variables reach the commands that tests start, and torch if it comes later.
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[variable] = "1"
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked ``gpu`` where CUDA is missing."""
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_items:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="torch.cuda.is_available() is False here; run by ci/gpu/suite"))
