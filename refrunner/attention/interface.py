@@ -1,0 +1,38 @@
+"""What the runner asks of an attention implementation."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from ..input_batch import InputBatch
+
+
+class AttentionBackend(Protocol):
+    """Causal attention over a paged KV cache.
+
+    The backend owns the cache. A step calls ``begin`` once and ``forward`` once per layer.
+    """
+
+    def begin(self, batch: InputBatch) -> None:
+        """Take the metadata of the step; may not read device values on the host."""
+        ...
+
+    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Write the step's keys and values to the cache, then attend.
+
+        Args:
+            layer: index of the layer.
+            query: [padded T, heads, head_dim].
+            key: [padded T, kv_heads, head_dim].
+            value: like ``key``.
+
+        Returns:
+            [padded T, heads, head_dim]; padding lanes are undefined but finite.
+        """
+        ...
+
+    def poison_blocks(self, blocks: list[int]) -> None:
+        """Overwrite the contents of freed blocks with NaN; for verification only."""
+        ...

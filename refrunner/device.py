@@ -1,0 +1,80 @@
+"""The few things that differ between a CUDA device and plain host memory."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Event(Protocol):
+    """A point in a stream's work."""
+
+    def query(self) -> bool:
+        """Whether the device has passed it; never waits."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has passed it."""
+        ...
+
+
+class PassedEvent:
+    """The event of a device that finishes each operation before the call returns."""
+
+    def query(self) -> bool:
+        """Always true."""
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+class Device:
+    """Streams, events and pinned memory of one device.
+
+    On CUDA there are two streams: the *main* stream (the one current when the runner was made) runs the whole
+    step, and ``copy_stream`` downloads results. On the CPU every operation is over when its call returns.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.torch_device = torch.device(name)
+        self.asynchronous = self.torch_device.type == "cuda"
+        self.copy_stream = torch.cuda.Stream(self.torch_device) if self.asynchronous else None
+
+    def pinned_empty(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Uninitialised host memory, [size]; page-locked if the device reads it asynchronously."""
+        return torch.empty(size, dtype=dtype, pin_memory=self.asynchronous)
+
+    def record_event(self) -> Event:
+        """Mark the current end of the current stream's work."""
+        if not self.asynchronous:
+            return PassedEvent()
+        event = torch.cuda.Event()
+        event.record()
+        return event
+
+    def download(self, sources: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Event]:
+        """Copy device tensors to the host behind the work enqueued so far, without waiting.
+
+        The copies run on ``copy_stream``, so later steps on the main stream do not queue behind them. Each goes to
+        fresh pinned memory. The caller keeps ``sources`` alive until the event has passed: the allocator knows
+        only the main stream.
+
+        Returns:
+            the host tensors, and the event after which they hold the values.
+        """
+        if self.copy_stream is None:
+            return tuple(source.clone() for source in sources), PassedEvent()
+        self.copy_stream.wait_stream(torch.cuda.current_stream(self.torch_device))
+        with torch.cuda.stream(self.copy_stream):
+            copies = tuple(torch.empty(s.shape, dtype=s.dtype, pin_memory=True) for s in sources)
+            for copy, source in zip(copies, sources, strict=True):
+                copy.copy_(source, non_blocking=True)
+            return copies, self.record_event()
+
+    def synchronize(self) -> None:
+        """Wait for all work; never called on the hot path."""
+        if self.asynchronous:
+            torch.cuda.synchronize(self.torch_device)

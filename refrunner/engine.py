@@ -1,0 +1,188 @@
+"""The smallest engine around the runner: text in, text out, scheduling one step ahead of the device."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from .api import Handle, Runner, SamplingParams
+from .config import RunnerConfig
+from .errors import ConfigurationError, RequestError
+from .model_runner import ModelRunner
+from .models.checkpoint import Checkpoint, load_checkpoint
+from .models.tokenizer import Tokenizer, load_tokenizer
+from .scheduler import Scheduler, TrackedRequest
+
+STEPS_IN_FLIGHT = 2
+DEFAULT_MAX_MODEL_LEN = 4096
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What one request generated.
+
+    Attributes:
+        text: the generated tokens as text; empty if the engine has no tokenizer.
+        token_ids: generated tokens, a final stop token included.
+        logprobs: natural log-probability of each under the model's own distribution.
+        finish_reason: ``"stop"`` or ``"length"``.
+        seed: seed of the request's noise, also when the engine drew it; None for greedy requests without one.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str
+    seed: int | None
+
+
+class Engine:
+    """Runs requests to their end on one runner.
+
+    Example::
+
+        with Engine.from_model("smollm2") as engine:
+            print(engine.generate(["The capital of France is"])[0].text)
+    """
+
+    def __init__(self, checkpoint: Checkpoint, config: RunnerConfig, tokenizer: Tokenizer | None = None) -> None:
+        _check_context(checkpoint, config)
+        self._checkpoint = checkpoint
+        self._config = config
+        self._tokenizer = tokenizer
+        self._runner: Runner = ModelRunner(config, checkpoint.config, checkpoint.tensors)
+        self._scheduler = Scheduler(config)
+        self._in_flight: deque[Handle] = deque()
+        self._num_requests = 0
+
+    @classmethod
+    def from_model(cls, reference: str, config: RunnerConfig | None = None) -> Engine:
+        """Load a model and its tokenizer.
+
+        Args:
+            reference: ``"smollm2"``, ``"tiny"``, a Hugging Face folder, or a GGUF file.
+            config: capacities; by default one that fits the model, on the CPU.
+
+        Raises:
+            RunnerError: the model cannot be loaded, or does not fit the configuration.
+        """
+        checkpoint = load_checkpoint(reference)
+        return cls(checkpoint, config or default_config(checkpoint), load_tokenizer(checkpoint))
+
+    def generate(
+        self, prompts: Sequence[str] | Sequence[Sequence[int]], sampling: SamplingParams | None = None
+    ) -> list[Completion]:
+        """Generate one completion per prompt, all in one continuous batch.
+
+        Args:
+            prompts: texts, or lists of token ids.
+            sampling: parameters of every request; greedy by default. With a seed, prompt i uses seed + i.
+
+        Raises:
+            RequestError: a prompt cannot be served; none was started.
+        """
+        params = sampling or SamplingParams()
+        encoded = [self._encode(prompt) for prompt in prompts]
+        names = self._add_all(encoded, params)
+        while self._scheduler.has_work or self._in_flight:
+            self._advance()
+        return [self._completion(self._scheduler.requests.pop(name)) for name in names]
+
+    def close(self) -> None:
+        """Release the runner."""
+        self._runner.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _advance(self) -> None:
+        """Enqueue one step, and take the oldest output once enough steps are in flight."""
+        step = self._scheduler.schedule()
+        self._in_flight.append(self._runner.execute(step))
+        if len(self._in_flight) >= STEPS_IN_FLIGHT or not self._scheduler.has_work:
+            self._scheduler.update(self._in_flight.popleft().result())
+
+    def _encode(self, prompt: str | Sequence[int]) -> list[int]:
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if self._tokenizer is None:
+            raise RequestError(
+                f"prompt {prompt[:20]!r}",
+                "this engine has no tokenizer, so it takes token ids only",
+                "text has no meaning to a model without its own vocabulary",
+                "a list of token ids, or Engine.from_model(), which loads the tokenizer",
+            )
+        return self._tokenizer.encode(prompt)
+
+    def _add_all(self, prompts: list[list[int]], params: SamplingParams) -> list[str]:
+        """Queue every prompt, or none."""
+        names: list[str] = []
+        try:
+            for index, prompt in enumerate(prompts):
+                self._check_token_ids(prompt)
+                name = f"request-{self._num_requests + len(names)}"
+                self._scheduler.add(name, prompt, self._complete(params, index))
+                names.append(name)
+        except RequestError:
+            for name in names:
+                self._scheduler.abort(name)
+                del self._scheduler.requests[name]
+            raise
+        self._num_requests += len(names)
+        return names
+
+    def _complete(self, params: SamplingParams, index: int) -> SamplingParams:
+        """Fill in the model's stop tokens, and a seed where one is needed."""
+        seed = params.seed
+        if seed is not None:
+            seed = (seed + index) % 2**64
+        elif params.temperature > 0:
+            seed = secrets.randbits(64)
+        stops = params.stop_token_ids or tuple(self._checkpoint.config.eos_token_ids)
+        return replace(params, seed=seed, stop_token_ids=stops)
+
+    def _check_token_ids(self, prompt: list[int]) -> None:
+        vocab_size = self._checkpoint.config.vocab_size
+        outside = next((token for token in prompt if not 0 <= token < vocab_size), None)
+        if outside is not None:
+            raise RequestError(
+                f"prompt token id {outside}",
+                f"token ids lie in 0..{vocab_size - 1}",
+                "the embedding has no such row",
+                "ids from this model's own tokenizer",
+            )
+
+    def _completion(self, request: TrackedRequest) -> Completion:
+        tokens = request.output_token_ids
+        stopped = request.finish_reason == "stop"
+        shown = tokens[:-1] if stopped else tokens
+        text = "" if self._tokenizer is None else self._tokenizer.decode(list(shown))
+        return Completion(
+            text, tokens, tuple(request.logprobs), request.finish_reason or "length", request.sampling.seed
+        )
+
+
+def default_config(checkpoint: Checkpoint) -> RunnerConfig:
+    """Capacities for a handful of requests over the model's context, 4096 tokens at most, on the CPU."""
+    length = min(checkpoint.config.max_position_embeddings, DEFAULT_MAX_MODEL_LEN)
+    base = RunnerConfig(max_model_len=length)
+    return replace(base, num_kv_blocks=1 + 2 * base.max_blocks_per_request)
+
+
+def _check_context(checkpoint: Checkpoint, config: RunnerConfig) -> None:
+    context = checkpoint.config.max_position_embeddings
+    if config.max_model_len > context:
+        raise ConfigurationError(
+            f"RunnerConfig.max_model_len={config.max_model_len}",
+            f"the model {checkpoint.name} was made for {context} positions",
+            "beyond them its rotary angles were never trained, and it would answer nonsense without an error",
+            f"max_model_len={context} or less",
+        )

@@ -1,0 +1,161 @@
+"""The step's inputs, gathered on the device from the state table in the order that the scheduler chose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .api import Step
+from .block_tables import BlockTables
+from .config import RunnerConfig
+from .device import Device
+from .kernels.input_prep import gather_input_ids, prepare_positions
+from .request_states import RequestStates
+from .staging import PackedUpload
+
+LANES = 256
+
+
+@dataclass(frozen=True)
+class InputBatch:
+    """What the model and the sampler read in one step. N requests and T lanes are real, the rest is padding.
+
+    Device tensors are written on the main stream before the forward pass and stay valid until the next step.
+
+    Attributes:
+        request_ids: the N requests, in execution order.
+        num_tokens: T.
+        host_rows: int32 [N], row of each request.
+        host_query_start_loc: int32 [padded N + 1], prefix sums of scheduled tokens; padding requests have none.
+        host_seq_lens: int64 [padded N], length of each sequence after this step; an upper bound of ``seq_lens``.
+        rows: int32 [N].
+        query_start_loc: int32 [padded N + 1].
+        input_ids: int32 [padded T].
+        positions: int64 [padded T].
+        seq_lens: int32 [padded N]; 0 for padding requests.
+        block_table: int32 [padded N, B].
+        slot_mapping: int64 [padded T]; -1 for padding lanes.
+        last_lanes: int64 [N], lane of each request's last token, whose logits are sampled.
+        sample_positions: int32 [N], number of tokens before the one drawn.
+    """
+
+    request_ids: tuple[str, ...]
+    num_tokens: int
+    host_rows: NDArray[np.int32]
+    host_query_start_loc: NDArray[np.int32]
+    host_seq_lens: NDArray[np.int64]
+    rows: Tensor
+    query_start_loc: Tensor
+    input_ids: Tensor
+    positions: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+    slot_mapping: Tensor
+    last_lanes: Tensor
+    sample_positions: Tensor
+
+    @property
+    def num_requests(self) -> int:
+        """N."""
+        return len(self.request_ids)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Host arrays of one batch, and their tickets in the upload."""
+
+    request_ids: tuple[str, ...]
+    rows: NDArray[np.int32]
+    query_start_loc: NDArray[np.int32]
+    seq_lens: NDArray[np.int64]
+    padded_tokens: int
+    tickets: dict[str, int]
+
+
+def padded(count: int, multiple: int) -> int:
+    """``count`` rounded up."""
+    return -(-count // multiple) * multiple
+
+
+class InputBatchBuilder:
+    """Owns the persistent input buffers and fills them step by step.
+
+    ``plan`` runs on the host and adds to the upload; ``build``, after the upload, enqueues the kernels. Buffers
+    keep their addresses for the life of the runner, as captured graphs will need.
+    """
+
+    def __init__(self, config: RunnerConfig, device: Device, vocab_size: int) -> None:
+        self._config = config
+        tokens = padded(config.max_num_batched_tokens, config.pad_to)
+        requests = padded(config.max_num_reqs, config.pad_to)
+        self._input_ids = torch.zeros(tokens, dtype=torch.int32, device=device.torch_device)
+        self._positions = torch.zeros(tokens, dtype=torch.int64, device=device.torch_device)
+        self._seq_lens = torch.zeros(requests, dtype=torch.int32, device=device.torch_device)
+        self.block_tables = BlockTables(config, device, tokens, requests)
+        if config.poison:
+            # Valid ids, since the embedding reads padding lanes too; written once, refreshed by no kernel.
+            self._poison_token, self._poison_position = vocab_size - 1, config.max_model_len - 1
+
+    def plan(self, step: Step, states: RequestStates, computed: dict[str, int], upload: PackedUpload) -> _Layout:
+        """Lay the batch out on the host and add its arrays to the upload.
+
+        Args:
+            computed: tokens of each request computed before this step, as the host counts them.
+        """
+        request_ids = tuple(step.scheduled)
+        lengths = np.array([step.scheduled[name] for name in request_ids], dtype=np.int32)
+        rows = np.array([states.row_of[name] for name in request_ids], dtype=np.int32)
+        requests = padded(len(request_ids), self._config.pad_to)
+        query_start_loc = np.full(requests + 1, lengths.sum(), dtype=np.int32)
+        query_start_loc[: len(lengths) + 1] = np.cumsum([0, *lengths])
+        seq_lens = np.zeros(requests, dtype=np.int64)
+        seq_lens[: len(lengths)] = np.array([computed[name] for name in request_ids], dtype=np.int64) + lengths
+        arrays = {
+            "rows": rows,
+            "query_start_loc": query_start_loc,
+            "num_blocks": self.block_tables.num_blocks[rows],
+            "last_lanes": query_start_loc[1 : len(lengths) + 1].astype(np.int64) - 1,
+        }
+        tickets = {name: upload.add(array) for name, array in arrays.items()}
+        padded_tokens = padded(int(lengths.sum()), self._config.pad_to)
+        return _Layout(request_ids, rows, query_start_loc, seq_lens, padded_tokens, tickets)
+
+    def build(self, layout: _Layout, states: RequestStates, upload: PackedUpload) -> InputBatch:
+        """Enqueue the gather kernels and return the batch."""
+        rows, query_start_loc, num_blocks, last_lanes = (upload.view(ticket) for ticket in layout.tickets.values())
+        count, requests = len(layout.request_ids), len(layout.seq_lens)
+        self._poison_padding(int(layout.query_start_loc[-1]))
+        prepare_positions[(requests,)](
+            rows, query_start_loc, states.num_computed, self._positions, self._seq_lens, count, BLOCK=LANES
+        )
+        gather_input_ids[(count,)](
+            rows, query_start_loc, states.num_computed, states.total_len, states.last_sampled,
+            states.token_ids, states.token_ids.stride(0), self._input_ids, self._config.max_model_len, BLOCK=LANES,
+        )  # fmt: skip
+        block_table = self.block_tables.gather(rows, num_blocks, count, requests)
+        self.block_tables.map_slots(query_start_loc, self._positions, count)
+        return InputBatch(
+            request_ids=layout.request_ids,
+            num_tokens=int(layout.query_start_loc[-1]),
+            host_rows=layout.rows,
+            host_query_start_loc=layout.query_start_loc,
+            host_seq_lens=layout.seq_lens,
+            rows=rows,
+            query_start_loc=query_start_loc,
+            input_ids=self._input_ids[: layout.padded_tokens],
+            positions=self._positions[: layout.padded_tokens],
+            seq_lens=self._seq_lens[:requests],
+            block_table=block_table,
+            slot_mapping=self.block_tables.slot_mapping[: layout.padded_tokens],
+            last_lanes=last_lanes,
+            sample_positions=self._seq_lens[:count],
+        )
+
+    def _poison_padding(self, num_tokens: int) -> None:
+        if self._config.poison:
+            self._input_ids[num_tokens:].fill_(self._poison_token)
+            self._positions[num_tokens:].fill_(self._poison_position)

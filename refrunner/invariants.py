@@ -1,0 +1,60 @@
+"""Bookkeeping rules that hold between steps, checked off the hot path."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from .api import InvariantViolation
+from .block_tables import BlockTables
+from .request_states import RequestStates
+
+
+def check_invariants(
+    states: RequestStates, tables: BlockTables, computed: Mapping[str, int], total: Mapping[str, int]
+) -> list[InvariantViolation]:
+    """All broken rules. Reads device values, so the caller synchronises first.
+
+    Args:
+        states: the state table.
+        tables: the block tables.
+        computed: tokens computed per live request, as the host counts them.
+        total: tokens known per live request, as the host counts them.
+    """
+    rules = (_rows(states), _counters(states, computed, total), _blocks(states, tables))
+    return [violation for rule in rules for violation in rule]
+
+
+def _rows(states: RequestStates) -> Iterator[InvariantViolation]:
+    """Used and free rows are disjoint and make up the whole table."""
+    owners = Counter([*states.row_of.values(), *states.free_rows])
+    for row in range(states.token_ids.shape[0]):
+        if owners[row] != 1:
+            yield InvariantViolation("row-bijection", f"row {row} has {owners[row]} owners, free list included")
+
+
+def _counters(
+    states: RequestStates, computed: Mapping[str, int], total: Mapping[str, int]
+) -> Iterator[InvariantViolation]:
+    """Without speculation the device's counters equal the host's."""
+    device_computed, device_total = states.num_computed.tolist(), states.total_len.tolist()
+    for name, row in states.row_of.items():
+        pairs = (("num_computed", device_computed[row], computed[name]), ("total_len", device_total[row], total[name]))
+        for counter, device, host in pairs:
+            if device != host:
+                yield InvariantViolation("counter", f"{counter}[{row}] is {device} on the device, {host} on host", name)
+
+
+def _blocks(states: RequestStates, tables: BlockTables) -> Iterator[InvariantViolation]:
+    """The device's block table holds what the host appended, and no block has two owners."""
+    owners: dict[int, str] = {}
+    device_table = tables.device_table().tolist()
+    for name, row in states.row_of.items():
+        blocks = list(tables.blocks_of(row))
+        if device_table[row][: len(blocks)] != blocks:
+            found = device_table[row][: len(blocks)]
+            yield InvariantViolation("block-table", f"row {row} holds {found} on the device, {blocks} on host", name)
+        for block in blocks:
+            if block in owners:
+                yield InvariantViolation("block-owner", f"block {block} belongs to {owners[block]} too", name)
+            owners[block] = name

@@ -1,0 +1,143 @@
+"""The model runner: turns scheduler decisions into device work and never waits for the device.
+
+The order within a step is the heart of the design and is the same on every device:
+
+1. free the rows of finished and preempted requests, 2. give rows to new ones, 3. append KV blocks (host only so
+far), 4. one packed upload, 5. scatter staged writes, 6. gather the InputBatch, 7. forward, 8. sample, 9. enqueue
+the download of the result, 10. advance the state on the device. Steps 4 to 10 only enqueue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from .api import Handle, InvariantViolation, Step
+from .async_output import AsyncOutput, EmptyOutput
+from .attention.interface import AttentionBackend
+from .attention.torch_reference import TorchReferenceAttention
+from .config import RunnerConfig
+from .device import Device
+from .input_batch import InputBatch, InputBatchBuilder
+from .invariants import check_invariants
+from .kernels.input_prep import post_update
+from .models.config import LlamaConfig
+from .models.llama import LlamaModel
+from .request_states import RequestStates
+from .sampling.gumbel import Sampled, sample
+from .staging import PackedUpload, PinnedRing
+from .step_check import StepChecker
+
+
+class ModelRunner:
+    """Executes steps on one device, on the stream that is current when it is called.
+
+    Attributes:
+        config: capacities and switches.
+        batch: inputs of the last step that scheduled tokens, or None before the first.
+    """
+
+    def __init__(self, config: RunnerConfig, model: LlamaConfig, tensors: Mapping[str, Tensor]) -> None:
+        """Allocate everything a step needs; nothing is allocated per request later.
+
+        Args:
+            model: the architecture.
+            tensors: weights under their Hugging Face names.
+        """
+        self.config = config
+        self.batch: InputBatch | None = None
+        self._device = Device(config.device)
+        self._model = LlamaModel(model, tensors, self._device.torch_device, config.torch_dtype)
+        self._checker = StepChecker(config, model.vocab_size)
+        self._states = RequestStates(config, self._device, model.vocab_size)
+        self._builder = InputBatchBuilder(config, self._device, model.vocab_size)
+        self._attention: AttentionBackend = TorchReferenceAttention(config, model, self._device)
+        self._ring = PinnedRing(self._device)
+        # The host's own count of computed tokens. It is right as long as every scheduled token counts.
+        self._computed: dict[str, int] = {}
+        self._total: dict[str, int] = {}
+
+    @torch.inference_mode()
+    def execute(self, step: Step) -> Handle:
+        """Enqueue one step; see :class:`mrv2.refrunner.api.Runner`."""
+        self._check(step)
+        self._remove_requests(step)
+        self._add_requests(step)
+        upload = PackedUpload()
+        self._states.pack(upload)
+        self._builder.block_tables.pack(upload)
+        layout = self._builder.plan(step, self._states, self._computed, upload) if step.scheduled else None
+        upload.send(self._ring)
+        self._states.apply(upload)
+        self._builder.block_tables.apply(upload)
+        if layout is None:
+            return EmptyOutput()
+        self.batch = self._builder.build(layout, self._states, upload)
+        sampled = self._sample(self.batch, self._forward(self.batch))
+        output = self._download(step, self.batch, sampled)
+        self._post_update(step, self.batch, sampled)
+        return output
+
+    def invariants(self) -> list[InvariantViolation]:
+        """Check the bookkeeping against the device; synchronises."""
+        self._device.synchronize()
+        return check_invariants(self._states, self._builder.block_tables, self._computed, self._total)
+
+    def close(self) -> None:
+        """Wait for outstanding work; the memory goes with the last reference."""
+        self._device.synchronize()
+
+    def _check(self, step: Step) -> None:
+        tables = self._builder.block_tables
+        num_blocks = {name: int(tables.num_blocks[row]) for name, row in self._states.row_of.items()}
+        self._checker.check(step, self._computed, num_blocks)
+
+    def _remove_requests(self, step: Step) -> None:
+        for request_id in (*step.finished, *step.preempted):
+            row = self._states.remove(request_id)
+            blocks = self._builder.block_tables.clear(row)
+            del self._computed[request_id], self._total[request_id]
+            if self.config.poison:
+                self._states.poison(row)
+                self._attention.poison_blocks(blocks)
+
+    def _add_requests(self, step: Step) -> None:
+        for request in step.new:
+            self._states.add(request)
+            self._computed[request.request_id] = request.num_computed_tokens
+            self._total[request.request_id] = len(request.token_ids)
+        for request_id, (blocks,) in step.new_blocks.items():
+            self._builder.block_tables.append(self._states.row_of[request_id], blocks)
+
+    def _forward(self, batch: InputBatch) -> Tensor:
+        """Hidden states [padded T, hidden]."""
+        self._attention.begin(batch)
+        return self._model.forward(batch.input_ids, batch.positions, self._attention.forward)
+
+    def _sample(self, batch: InputBatch, hidden: Tensor) -> Sampled:
+        """Draw a token for each request from the logits of its last lane."""
+        logits = self._model.compute_logits(hidden.index_select(0, batch.last_lanes))
+        states = self._states
+        return sample(logits, batch.rows, batch.sample_positions, states.temperature, states.seeds)
+
+    def _download(self, step: Step, batch: InputBatch, sampled: Sampled) -> AsyncOutput | EmptyOutput:
+        """Enqueue the download; only draws of requests whose known tokens are all computed now count."""
+        finished_prefill = frozenset(name for name in batch.request_ids if self._reaches_end(step, name))
+        if not finished_prefill:
+            return EmptyOutput()
+        return AsyncOutput(self._device, batch.request_ids, finished_prefill, sampled.token_ids, sampled.logprobs)
+
+    def _reaches_end(self, step: Step, request_id: str) -> bool:
+        return self._computed[request_id] + step.scheduled[request_id] >= self._total[request_id]
+
+    def _post_update(self, step: Step, batch: InputBatch, sampled: Sampled) -> None:
+        states = self._states
+        post_update[(batch.num_requests,)](
+            batch.rows, batch.query_start_loc, sampled.token_ids, states.num_computed, states.total_len,
+            states.last_sampled, states.token_ids, states.token_ids.stride(0), self.config.max_model_len,
+        )  # fmt: skip
+        for request_id, count in step.scheduled.items():
+            self._total[request_id] += self._reaches_end(step, request_id)
+            self._computed[request_id] += count

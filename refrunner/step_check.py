@@ -1,0 +1,127 @@
+"""Whether a step may run: every rule is checked before the first change, so a refused step loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from .api import NewRequest, Step
+from .config import NULL_BLOCK, RunnerConfig
+from .errors import StepError
+
+
+class StepChecker:
+    """Checks steps against the live requests of one runner."""
+
+    def __init__(self, config: RunnerConfig, vocab_size: int) -> None:
+        self._config = config
+        self._vocab_size = vocab_size
+
+    def check(self, step: Step, computed: Mapping[str, int], num_blocks: Mapping[str, int]) -> None:
+        """Raise if the step breaks a rule.
+
+        Args:
+            step: the scheduler's decision.
+            computed: tokens computed so far of every live request, as the host counts them.
+            num_blocks: KV blocks held by every live request.
+
+        Raises:
+            StepError: names the request and the rule.
+        """
+        leaving = (*step.finished, *step.preempted)
+        self._require_live(leaving, computed)
+        staying = set(computed) - set(leaving)
+        self._check_new(step.new, staying)
+        live = staying | {request.request_id for request in step.new}
+        self._require_live(step.scheduled, live)
+        self._require_live(step.new_blocks, live)
+        self._check_capacity(step, live)
+        known = {**computed, **{request.request_id: request.num_computed_tokens for request in step.new}}
+        for name, count in step.scheduled.items():
+            held = 0 if name not in staying else num_blocks[name]
+            self._check_span(name, count, known[name], held + self._count_blocks(step, name))
+
+    def _require_live(self, names: Iterable[str], live: Iterable[str]) -> None:
+        known = set(live)
+        seen: set[str] = set()
+        for name in names:
+            if name not in known or name in seen:
+                what = "is not live" if name not in known else "is listed twice"
+                raise StepError(
+                    f"request {name!r}",
+                    f"it {what}",
+                    "a row belongs to exactly one live request; acting on another one's row corrupts it",
+                    "each live request once; a preempted request must come back in Step.new first",
+                )
+            seen.add(name)
+
+    def _check_new(self, new: Iterable[NewRequest], staying: set[str]) -> None:
+        seen = set(staying)
+        for request in new:
+            if request.request_id in seen:
+                raise StepError(
+                    f"new request {request.request_id!r}",
+                    "its id is in use",
+                    "two rows with one name cannot be told apart in later steps",
+                    "finish or preempt the old request in the same step, or choose another id",
+                )
+            seen.add(request.request_id)
+            self._check_tokens(request)
+
+    def _check_tokens(self, request: NewRequest) -> None:
+        count = len(request.token_ids)
+        if not 1 <= request.prompt_len <= count < self._config.max_model_len + 1:
+            raise StepError(
+                f"new request {request.request_id!r} with {count} tokens, prompt_len={request.prompt_len}",
+                f"a request has 1 to {self._config.max_model_len} tokens, at least one of them prompt",
+                "the token table has that many columns, and a model needs a token to start from",
+                "a shorter prompt, or a runner with a larger max_model_len",
+            )
+        outside = next((token for token in request.token_ids if not 0 <= token < self._vocab_size), None)
+        if outside is not None:
+            raise StepError(
+                f"token id {outside} of request {request.request_id!r}",
+                f"token ids lie in 0..{self._vocab_size - 1}",
+                "the embedding has no such row; on a GPU the read would leave the table",
+                "ids from this model's own tokenizer",
+            )
+        if request.sampling.temperature > 0 and request.sampling.seed is None:
+            raise StepError(
+                f"new request {request.request_id!r} at temperature {request.sampling.temperature}",
+                "it has no seed",
+                "noise is a function of the seed, and a runner invents none: a step must be repeatable",
+                "SamplingParams(seed=...); the engine draws one for requests without",
+            )
+
+    def _check_capacity(self, step: Step, live: set[str]) -> None:
+        total = sum(step.scheduled.values())
+        config = self._config
+        if len(live) > config.max_num_reqs or total > config.max_num_batched_tokens or len(step.drafts):
+            raise StepError(
+                f"step with {len(live)} live requests, {total} tokens, {len(step.drafts)} drafts",
+                f"at most {config.max_num_reqs} requests and {config.max_num_batched_tokens} tokens fit, and no drafts",
+                "tables and buffers have a fixed size, and this runner does not speculate",
+                "a smaller step, or larger max_num_reqs and max_num_batched_tokens",
+            )
+
+    def _count_blocks(self, step: Step, name: str) -> int:
+        groups = step.new_blocks.get(name, ((),))
+        if len(groups) != 1 or any(not NULL_BLOCK < block < self._config.num_kv_blocks for block in groups[0]):
+            raise StepError(
+                f"new blocks {groups} of request {name!r}",
+                f"one KV group, with block ids in 1..{self._config.num_kv_blocks - 1}",
+                "block 0 is the null block, and ids beyond the pool point outside the cache",
+                "one tuple of block ids from the pool",
+            )
+        return len(groups[0])
+
+    def _check_span(self, name: str, count: int, computed: int, blocks: int) -> None:
+        end = computed + count
+        room = min(blocks * self._config.block_size, self._config.max_model_len)
+        if count < 1 or end > room:
+            raise StepError(
+                f"{count} tokens of request {name!r} at position {computed}",
+                f"at least one token, and positions below {room}",
+                f"its {blocks} blocks hold {blocks * self._config.block_size} tokens; "
+                "a token without a slot would overwrite another request's keys",
+                "enough blocks in Step.new_blocks, or fewer tokens",
+            )
