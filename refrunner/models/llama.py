@@ -1,0 +1,150 @@
+"""The runner's Llama forward pass: flat batches, fused projections, attention left to the caller.
+
+Nothing here waits for the device or looks at a value: the same code is captured in a CUDA graph, queued on the
+virtual device, and run eagerly on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .config import LlamaConfig
+from .weights import EMBEDDING, OUTPUT, check_dtype, check_shapes
+
+MODEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""``attend(layer, query [T, heads, D], key [T, kv_heads, D], value [T, kv_heads, D]) -> [T, heads, D]``.
+
+Rotary embedding has been applied. The three are views into one projection: the last dimension is contiguous, the
+first has a stride of its own. The paged cache lives behind this call.
+"""
+
+
+@dataclass(frozen=True)
+class _Layer:
+    attention_norm: Tensor  # [H]
+    qkv: Tensor  # [(heads + 2 kv_heads) D, H]
+    attention_output: Tensor  # [H, heads D]
+    mlp_norm: Tensor  # [H]
+    gate_up: Tensor  # [2 I, H]
+    down: Tensor  # [H, I]
+
+
+class LlamaModel:
+    """Weights of a Llama model on one device, and its forward pass.
+
+    Args:
+        config: sizes of the model.
+        tensors: Hugging Face name to weight, as ``Checkpoint.tensors``; not changed.
+        device: where the weights go, e.g. ``"cuda"``.
+        dtype: dtype of weights and activations: float32, bfloat16 or float16.
+
+    Raises:
+        CheckpointError: another dtype, or a tensor is missing, unexpected or of the wrong shape.
+    """
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        tensors: Mapping[str, Tensor],
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        check_dtype(dtype, MODEL_DTYPES)
+        check_shapes(config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+        self.config = config
+        self.device = torch.device(device)
+        self.dtype = dtype
+
+        def place(*names: str) -> Tensor:
+            parts = [tensors[name] for name in names]
+            return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(device=self.device, dtype=dtype)
+
+        self._embedding = place(EMBEDDING)
+        self._layers = [_load_layer(place, f"model.layers.{layer}") for layer in range(config.num_layers)]
+        self._final_norm = place("model.norm.weight")
+        self._output = self._embedding if config.tie_word_embeddings else place(OUTPUT)
+        self._rotary_table = _rotary_table(config).to(self.device)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Compute the hidden states of a flat batch of tokens.
+
+        Enqueues on the current stream and does not wait.
+
+        Args:
+            input_ids: int32 or int64 [T], each below ``vocab_size``; padded lanes need a valid id too.
+            positions: int64 [T], each below ``max_position_embeddings``.
+            attend: attention over whatever the caller keeps of earlier tokens; called once per layer, in order.
+
+        Returns:
+            [T, H] in the model's dtype, after the final norm.
+        """
+        hidden = functional.embedding(input_ids, self._embedding)
+        cos, sin = self._rotary_table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+        for index, layer in enumerate(self._layers):
+            query, key, value = self._project(layer, self._norm(hidden, layer.attention_norm), cos, sin)
+            attended = attend(index, query, key, value).reshape(hidden.shape[0], -1)
+            hidden = hidden + functional.linear(attended, layer.attention_output)
+            gate, up = functional.linear(self._norm(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
+            hidden = hidden + functional.linear(functional.silu(gate) * up, layer.down)
+        return self._norm(hidden, self._final_norm)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Project hidden states [n, H] to float32 logits [n, V]."""
+        return functional.linear(hidden, self._output).float()
+
+    def _project(self, layer: _Layer, normed: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
+        qkv = functional.linear(normed, layer.qkv).view(normed.shape[0], heads + 2 * kv_heads, self.config.head_dim)
+        turned = _rotate(qkv[:, : heads + kv_heads], cos, sin)
+        return turned[:, :heads], turned[:, heads:], qkv[:, heads + kv_heads :]
+
+    def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        # Statistics in float32: the mean square of a few thousand bfloat16 values has no correct digit left otherwise.
+        wide = hidden.float()
+        scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.config.rms_norm_eps)
+        return (wide * scale * weight).to(self.dtype)
+
+
+def _load_layer(place: Callable[..., Tensor], prefix: str) -> _Layer:
+    projections = [f"{prefix}.self_attn.{name}_proj.weight" for name in ("q", "k", "v")]
+    return _Layer(
+        attention_norm=place(f"{prefix}.input_layernorm.weight"),
+        qkv=place(*projections),
+        attention_output=place(f"{prefix}.self_attn.o_proj.weight"),
+        mlp_norm=place(f"{prefix}.post_attention_layernorm.weight"),
+        gate_up=place(f"{prefix}.mlp.gate_proj.weight", f"{prefix}.mlp.up_proj.weight"),
+        down=place(f"{prefix}.mlp.down_proj.weight"),
+    )
+
+
+def _rotary_table(config: LlamaConfig) -> Tensor:
+    """Return float32 [max_position_embeddings, D]: the cosines of a position's D/2 angles, then their sines.
+
+    Angles are float64: in float32 the angle of position 8,000 is already off by 5e-4.
+    """
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+    positions = torch.arange(config.max_position_embeddings, dtype=torch.float64)
+    angles = torch.outer(positions, config.rope_theta**-exponents)
+    return torch.cat([angles.cos(), angles.sin()], dim=1).float()
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn element i of every head against element i + D/2 (Su et al., RoFormer, 2021, in the NeoX layout).
+
+    Args:
+        heads: [T, n, D].
+        cos: float32 [T, 1, D/2].
+        sin: float32 [T, 1, D/2].
+
+    Returns:
+        a new contiguous tensor like ``heads``; computed in float32.
+    """
+    first, second = heads.float().chunk(2, dim=-1)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return turned.to(heads.dtype)
