@@ -15,10 +15,8 @@ def wheel_problems(wheel: Path) -> list[str]:
     """The wheel holds all sources of the five rooms, their data files, its metadata, and nothing else."""
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
-    wanted = {
-        f"mrv2/{path.relative_to(ROOT)}" for room in ROOMS for pattern in SHIPPED for path in (ROOT / room).glob(pattern)
-    }
-    return differences(wheel.name, packed, wanted)
+    shipped = [path for room in ROOMS for pattern in SHIPPED for path in (ROOT / room).glob(pattern)]
+    return differences(wheel.name, packed, {f"mrv2/{path.relative_to(ROOT)}" for path in shipped})
 
 
 def sdist_problems(sdist: Path) -> list[str]:
