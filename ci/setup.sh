@@ -2,7 +2,7 @@
 #
 # `set_up verify` installs what `mrv2 verify` needs, `set_up test` what the tests and linters need as well.
 # Environment: MRV2_VENV, where the environment lives (default: .venv in the checkout);
-#              MRV2_PYTHON, the Python to make it from (default: the first of python3.11, python3, … that fits).
+#              MRV2_PYTHON, the Python to make it from (default: python3.11, or another python3 that fits).
 # Where packages come from is pip's own configuration (PIP_* variables, pip.conf); nothing here overrides it.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -16,15 +16,15 @@ say() { printf '%s\n' "$*" >&2; }
 pinned() { sed -n "s/^$1==//p" "$CONSTRAINTS"; }
 
 find_python() {
-  local candidate
-  for candidate in ${MRV2_PYTHON:+"$MRV2_PYTHON"} python3.11 python3 python3.12 python3.13; do
+  local candidate candidates=(python3.11 python3 python3.12 python3.13)
+  [ -z "${MRV2_PYTHON:-}" ] || candidates=("$MRV2_PYTHON")
+  for candidate in "${candidates[@]}"; do
     if "$candidate" -c 'import sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; then
       printf '%s\n' "$candidate"
       return
     fi
-    [ "$candidate" != "${MRV2_PYTHON:-}" ] || say "MRV2_PYTHON=$candidate does not run as Python 3.11 to 3.13; looking further."
   done
-  say "No Python 3.11 to 3.13 with the venv module was found. Install one, or set MRV2_PYTHON to its path."
+  say "None of these is Python 3.11 to 3.13 with the venv module: ${candidates[*]}. Install one, or put its path in MRV2_PYTHON."
   return 2
 }
 
