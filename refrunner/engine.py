@@ -105,9 +105,10 @@ class Engine:
 
     def _advance(self) -> None:
         """Enqueue one step, and take the oldest output once enough steps are in flight."""
-        step = self._scheduler.schedule()
-        self._in_flight.append(self._runner.execute(step))
-        if len(self._in_flight) >= STEPS_IN_FLIGHT or not self._scheduler.has_work:
+        has_work = self._scheduler.has_work
+        if has_work:
+            self._in_flight.append(self._runner.execute(self._scheduler.schedule()))
+        if len(self._in_flight) >= STEPS_IN_FLIGHT or not has_work:
             self._scheduler.update(self._in_flight.popleft().result())
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:

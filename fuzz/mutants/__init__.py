@@ -1,0 +1,19 @@
+"""Faulty versions of the reference runner, to show that the toolkit finds faults.
+
+Every mutation is also an attribute of this package, a ready target: ``mrv2.fuzz.mutants:row_not_reset``.
+"""
+
+from __future__ import annotations
+
+from .catalogue import MUTATIONS
+from .source import Mutation, mutated_package
+from .targets import MutantTarget, mutant
+
+__all__ = ["MUTATIONS", "MutantTarget", "Mutation", "mutant", "mutated_package"]
+
+
+def __getattr__(name: str) -> MutantTarget:
+    for mutation in MUTATIONS:
+        if mutation.name == name:
+            return MutantTarget(mutation)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

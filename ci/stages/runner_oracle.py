@@ -1,0 +1,204 @@
+"""Stage 2: the runner's tokens and log-probabilities against the oracle's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from mrv2.checks.findings import JSON, Finding, RunVerdict, Soundness, Verdict, verdict_of
+from mrv2.fuzz.targets.protocols import Feature, Runner, RunnerTarget
+from mrv2.fuzz.workload import Driver, RequestResult, Trace, Workload, WorkloadRequest
+from mrv2.refrunner.api import NewRequest
+from mrv2.refrunner.oracle.oracle import Oracle, ScoredToken
+from mrv2.refrunner.oracle.rounding import Float32Twins, Judgement, TokenBound
+
+from .base import Budget, Progress, StageResult
+from .traces import missing_features, trace_coverage, trace_findings, unexercised, unmoved
+from .workloads import quick_workload
+
+NEEDED = (
+    Feature.CHUNKED_PREFILL,
+    Feature.PREEMPTION,
+    Feature.ABORT,
+    Feature.SEEDED_SAMPLING,
+    Feature.LOGPROBS,
+)
+
+
+@dataclass
+class _Judged:
+    """Tallies over all requests."""
+
+    tokens: int = 0
+    near_ties: int = 0
+    largest_error: float = 0.0
+    largest_ratio: float = 0.0
+    findings: list[Finding] = field(default_factory=list)
+
+
+class RunnerAgainstOracle:
+    """Drives the quick workload and judges every token given the tokens before it.
+
+    Judging on the runner's own prefix makes each token a test of its own: one near tie that falls the other way
+    does not spoil the rest of the sequence.
+    """
+
+    name = "runner against oracle"
+
+    def __init__(self, model: str, vocab_size: int, oracle: Oracle) -> None:
+        """Prepare.
+
+        Args:
+            model: reference of the checkpoint, as the target's configuration names it.
+            vocab_size: of the model.
+            oracle: float64 oracle of the same checkpoint.
+        """
+        self._model = model
+        self._vocab_size = vocab_size
+        self._oracle = oracle
+
+    def run(self, target: RunnerTarget, budget: Budget, progress: Progress) -> StageResult:
+        """See :class:`Stage`."""
+        missing = missing_features(target, NEEDED)
+        if missing:
+            return StageResult(RunVerdict.INCONCLUSIVE, f"the target lacks: {', '.join(missing)}")
+        workload = quick_workload(self._vocab_size, budget.seed, budget.new_tokens)
+        progress.start(len(workload.requests) + 1)
+        runner = target.build({"model": self._model, **workload.capacities})
+        trace = Driver(runner, workload).run()
+        progress.advance()
+        judged = self._judge(workload, trace, progress)
+        judged.findings[:0] = trace_findings(trace, runner)
+        runner.close()
+        return _result(workload, trace, judged, Feature.SNAPSHOT in target.features)
+
+    def _judge(self, workload: Workload, trace: Trace, progress: Progress) -> _Judged:
+        judged, twins = _Judged(), Float32Twins(self._oracle.model)
+        for request in workload.requests:
+            result = trace.results.get(request.request_id)
+            if result is not None and result.token_ids:
+                asked = NewRequest(request.request_id, request.prompt, len(request.prompt), request.sampling)
+                scored = self._oracle.score(asked, result.token_ids)
+                _tally(judged, trace, request, result, scored, twins.bounds(asked, scored))
+            progress.advance()
+        return judged
+
+
+def _tally(
+    judged: _Judged,
+    trace: Trace,
+    request: WorkloadRequest,
+    result: RequestResult,
+    scored: tuple[ScoredToken, ...],
+    bounds: tuple[TokenBound, ...],
+) -> None:
+    wrong: list[ScoredToken] = []
+    inexact: list[tuple[ScoredToken, float, float]] = []
+    for token, bound, logprob in zip(scored, bounds, result.logprobs, strict=True):
+        judged.tokens += 1
+        judged.near_ties += bound.judgement is Judgement.NEAR_TIE
+        error = abs(logprob - token.logprob)
+        judged.largest_error = max(judged.largest_error, error)
+        judged.largest_ratio = max(judged.largest_ratio, error / bound.logprob_error)
+        if bound.judgement is Judgement.WRONG:
+            wrong.append(token)
+        # Written so that a NaN is inexact too.
+        if not error <= bound.logprob_error:
+            inexact.append((token, logprob, bound.logprob_error))
+    if wrong:
+        judged.findings.append(_token_finding(trace, request, wrong))
+    if inexact:
+        judged.findings.append(_logprob_finding(trace, request, inexact))
+
+
+def _token_finding(trace: Trace, request: WorkloadRequest, wrong: list[ScoredToken]) -> Finding:
+    first = wrong[0]
+    return Finding(
+        code="MRV302",
+        verdict=Verdict.VIOLATION,
+        soundness=Soundness.SOUND,
+        title=f"request {request.request_id}: token {first.index} is not the oracle's",
+        evidence={
+            "request": request.request_id,
+            "temperature": request.sampling.temperature,
+            "position": first.position,
+            "expected": first.choice,
+            "observed": first.observed,
+            "score gap": first.gap,
+            "wrong tokens of this request": len(wrong),
+            "life": list(_life(trace, request.request_id)),
+        },
+        remedy="look at the first wrong input of this request (MRV304), else at attention, logits rows and sampling",
+        step=_step_of_draw(trace, request, first.index),
+    )
+
+
+def _logprob_finding(
+    trace: Trace, request: WorkloadRequest, inexact: list[tuple[ScoredToken, float, float]]
+) -> Finding:
+    token, observed, bound = inexact[0]
+    return Finding(
+        code="MRV303",
+        verdict=Verdict.VIOLATION,
+        soundness=Soundness.SOUND,
+        title=f"request {request.request_id}: log-probability of token {token.index} is outside its bound",
+        evidence={
+            "request": request.request_id,
+            "position": token.position,
+            "expected": token.logprob,
+            "observed": observed,
+            "bound": bound,
+            "inexact log-probabilities of this request": len(inexact),
+        },
+        remedy="logprobs belong to the raw logits of the same row, before temperature; check the row, then the sum",
+        step=_step_of_draw(trace, request, token.index),
+    )
+
+
+def _life(trace: Trace, request_id: str) -> Iterator[str]:
+    """When a request entered, left and came back, in words."""
+    for index, step in enumerate(trace.steps):
+        for request in step.new:
+            if request.request_id == request_id:
+                word = "resumed" if len(request.token_ids) > request.prompt_len else "added"
+                yield f"{word} at step {index}"
+        if request_id in step.preempted:
+            yield f"preempted at step {index}"
+
+
+def _step_of_draw(trace: Trace, request: WorkloadRequest, index: int) -> int | None:
+    """Step that drew the token number ``index`` of a request."""
+    computed, total = 0, len(request.prompt)
+    for number, step in enumerate(trace.steps):
+        if any(new.request_id == request.request_id for new in step.new):
+            computed = 0
+        computed += step.scheduled.get(request.request_id, 0)
+        if request.request_id in step.scheduled and computed == total:
+            if total - len(request.prompt) == index:
+                return number
+            total += 1
+    return None
+
+
+def _result(workload: Workload, trace: Trace, judged: _Judged, snapshots: bool) -> StageResult:
+    missing = unexercised(trace, workload) + (unmoved(trace) if snapshots else [])
+    verdict = verdict_of(judged.findings)
+    summary = (
+        f"{len(workload.requests)} requests, {judged.tokens} tokens equal, "
+        f"logprob error at most {judged.largest_ratio:.2f} of its bound"
+    )
+    if judged.findings:
+        summary = judged.findings[0].title
+    elif missing:
+        verdict, summary = RunVerdict.INCONCLUSIVE, f"not exercised: {', '.join(missing)}"
+    return StageResult(verdict, summary, tuple(judged.findings), _metrics(judged), trace_coverage(trace))
+
+
+def _metrics(judged: _Judged) -> Mapping[str, JSON]:
+    return {
+        "tokens": judged.tokens,
+        "near ties": judged.near_ties,
+        "largest logprob error": judged.largest_error,
+        "largest logprob error over its bound": judged.largest_ratio,
+    }
+

@@ -1,0 +1,158 @@
+"""The reference runner as a target."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from types import CodeType, ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mrv2.checks.findings import JSON, Finding, Site, Soundness, Verdict
+from mrv2.refrunner.api import Handle, Step
+
+from .protocols import Feature, InputSnapshot, Knob
+
+# Which function computes each field of a snapshot, as "module:function" inside the runner's package.
+PRODUCERS = {
+    "block_tables": "kernels.block_table:gather_block_tables",
+    "seq_lens": "kernels.input_prep:prepare_positions",
+    "positions": "kernels.input_prep:prepare_positions",
+    "slot_mapping": "kernels.block_table:compute_slot_mapping",
+    "input_ids": "kernels.input_prep:gather_input_ids",
+}
+
+
+class ReferenceTarget:
+    """Builds reference runners from one package, the real one or a mutated copy of it.
+
+    Configuration keys: ``model`` (see ``load_checkpoint``) and the fields of ``RunnerConfig``.
+    """
+
+    name = "refrunner"
+    features = frozenset(Feature)
+    knobs: Mapping[str, Knob] = {
+        "poison": Knob((False, True), "fill dead memory with values that would show"),
+        "pad_to": Knob((1, 4, 8), "pad the batch to a multiple, as captured graphs need"),
+    }
+
+    def __init__(self, package: str = "mrv2.refrunner") -> None:
+        self._package = package
+        self._checkpoints: dict[str, Any] = {}
+
+    def build(self, config: Mapping[str, JSON]) -> ReferenceRunner:
+        """Load the model (once per target) and allocate a runner."""
+        reference = str(config["model"])
+        settings = {name: value for name, value in config.items() if name != "model"}
+        runner_config = self._module("config").RunnerConfig(**settings)
+        checkpoint = self._checkpoint(reference)
+        runner = self._module("model_runner").ModelRunner(runner_config, checkpoint.config, checkpoint.tensors)
+        return ReferenceRunner(runner, self._site)
+
+    def sampler(self) -> ReferenceSampler:
+        """The Gumbel sampler without a model."""
+        return ReferenceSampler(self._module("sampling.gumbel"))
+
+    def _module(self, name: str) -> ModuleType:
+        return importlib.import_module(f"{self._package}.{name}")
+
+    def _checkpoint(self, reference: str) -> Any:
+        if reference not in self._checkpoints:
+            self._checkpoints[reference] = self._module("models.checkpoint").load_checkpoint(reference)
+        return self._checkpoints[reference]
+
+    def _site(self, field: str) -> Site | None:
+        if field not in PRODUCERS:
+            return None
+        module, function = PRODUCERS[field].split(":")
+        code: CodeType = getattr(self._module(module), function).fn.__code__
+        # Relative to the package's parent, so that reports of two machines can be compared.
+        parts = PurePath(code.co_filename).parts
+        place = PurePath(*parts[-1 - module.count(".") - 1 :])
+        return Site(str(place), code.co_firstlineno, function)
+
+
+class ReferenceRunner:
+    """Adapter of one ``ModelRunner``."""
+
+    def __init__(self, runner: Any, site: Callable[[str], Site | None]) -> None:
+        self._runner = runner
+        self._site = site
+
+    def execute(self, step: Step) -> Handle:
+        """See :class:`Runner`."""
+        handle: Handle = self._runner.execute(step)
+        return handle
+
+    def invariants(self) -> list[Finding]:
+        """Broken bookkeeping rules as findings."""
+        return [
+            Finding(
+                code="MRV306",
+                verdict=Verdict.VIOLATION,
+                soundness=Soundness.SOUND,
+                title=f"bookkeeping invariant {violation.rule} broken",
+                evidence={"detail": violation.detail, "request": violation.request_id},
+                remedy="follow the row or block through request_states and block_tables",
+            )
+            for violation in self._runner.invariants()
+        ]
+
+    def close(self) -> None:
+        """See :class:`Runner`."""
+        self._runner.close()
+
+    def snapshot(self) -> InputSnapshot:
+        """Inputs of the last step; synchronises."""
+        batch = self._runner.batch
+        count, tokens = batch.num_requests, batch.num_tokens
+        used = [-(-int(length) // self._runner.config.block_size) for length in batch.host_seq_lens[:count]]
+        tables = batch.block_table[:count].tolist()
+        return InputSnapshot(
+            request_ids=batch.request_ids,
+            rows=tuple(batch.rows.tolist()),
+            query_start_loc=tuple(batch.query_start_loc[: count + 1].tolist()),
+            input_ids=tuple(batch.input_ids[:tokens].tolist()),
+            positions=tuple(batch.positions[:tokens].tolist()),
+            slot_mapping=tuple(batch.slot_mapping[:tokens].tolist()),
+            seq_lens=tuple(batch.seq_lens[:count].tolist()),
+            block_tables=tuple(tuple(table[:blocks]) for table, blocks in zip(tables, used, strict=True)),
+        )
+
+    def producer(self, field: str) -> Site | None:
+        """The kernel that computes a field."""
+        return self._site(field)
+
+
+class ReferenceSampler:
+    """The reference sampler as a :class:`mrv2.stats.targets.SamplerTarget`, on the CPU."""
+
+    name = "refrunner.sampling.gumbel"
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def sample(
+        self,
+        logits: NDArray[np.float32],
+        temperature: NDArray[np.float32],
+        seeds: NDArray[np.uint64],
+        positions: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """See the protocol."""
+        import torch
+
+        count = len(seeds)
+        table = np.ascontiguousarray(np.broadcast_to(logits, (count, logits.shape[-1])), dtype=np.float32)
+        sampled = self._module.sample(
+            torch.from_numpy(table),
+            torch.arange(count, dtype=torch.int32),
+            torch.from_numpy(positions.astype(np.int32)),
+            torch.from_numpy(np.ascontiguousarray(temperature, dtype=np.float32)),
+            torch.from_numpy(np.ascontiguousarray(seeds).view(np.int64)),
+        )
+        tokens: NDArray[np.int64] = sampled.token_ids.numpy().astype(np.int64)
+        return tokens
