@@ -78,7 +78,8 @@ class _OpenedFile:
     def read(self, name: str) -> torch.Tensor:
         stored = self._stored[name]
         plain = stored.data.dtype.kind == "i" or stored.data.dtype == np.float64
-        with parsing(f"tensor {name!r} of type {stored.tensor_type.name}"):
+        # Damaged scales overflow; the check for finite values that follows says so better than a warning.
+        with parsing(f"tensor {name!r} of type {stored.tensor_type.name}"), np.errstate(all="ignore"):
             values = stored.data if plain else self._dequantise(stored.data, stored.tensor_type)
             # Stored floats come as a view of the mapped file, dequantised ones as a new array.
             tensor = torch.from_numpy(values if values.flags.writeable else values.copy())
