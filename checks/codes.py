@@ -1,0 +1,256 @@
+"""The registry of finding codes: what each one means, how far to trust it, and what to do about it.
+
+``mrv2 explain CODE`` prints an entry. A detector names its code in each :class:`~mrv2.checks.findings.Finding`;
+what is measured goes into the finding, what is always true of the code stands here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from .findings import Soundness
+
+RANGES: Mapping[str, str] = MappingProxyType(
+    {
+        "MRV1xx": "sync: the host waits for the device where it must not",
+        "MRV2xx": "race: two accesses to one memory without an order between them",
+        "MRV3xx": "state or differential: wrong bookkeeping, or an output that differs from the reference's",
+        "MRV4xx": "statistics: a distribution or a draw that differs from the one asked for",
+        "MRV5xx": "graphs: what a captured graph replays is not what the step needs",
+        "MRV6xx": "memory: a leak, a growing pool, or a use after the memory was given back",
+        "MRV7xx": "startup: a configuration that is refused before anything runs",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A fault and its repair, a few lines of code each."""
+
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class CodeInfo:
+    """What is always true of one code.
+
+    Attributes:
+        code: e.g. ``"MRV302"``.
+        title: one line, without the measured values.
+        soundness: what the detectors of this code promise.
+        rule: the rule that was broken.
+        why: why the rule matters.
+        remedy: what to do, in general.
+        example: a fault that gives this code, and its repair.
+        stage: the stage of ``mrv2 verify`` that reports it; for a code that every stage can report, ``"any"``.
+    """
+
+    code: str
+    title: str
+    soundness: Soundness
+    rule: str
+    why: str
+    remedy: str
+    example: Example
+    stage: str
+
+
+class UnknownCodeError(LookupError):
+    """No such code; carries the four parts (``subject``, ``rule``, ``reason``, ``remedy``) that the command renders."""
+
+    def __init__(self, code: str, close: tuple[str, ...]) -> None:
+        hint = f"did you mean {' or '.join(close)}? " if close else ""
+        self.subject = f"code {code!r}"
+        self.rule = "a code must be one of the registry's"
+        self.reason = "an explanation for a code that no detector reports would be made up"
+        self.remedy = f"{hint}mrv2 explain --list shows them all"
+        super().__init__(f"{self.subject}: {self.rule}. Why: {self.reason}. Instead: {self.remedy}.")
+
+
+_ENTRIES = (
+    CodeInfo(
+        code="MRV301",
+        title="the oracle differs from transformers",
+        soundness=Soundness.SOUND,
+        rule="on the same weights and tokens the oracle's logits stay within the rounding bound of transformers'",
+        why="every later comparison trusts the oracle; if it is wrong, agreement with it proves nothing",
+        remedy="compare layer by layer and start at the first that differs; usual suspects are rotary layout, norm "
+        "epsilon, tied embeddings and the order of the query, key and value rows in the file",
+        example=Example(
+            "angles = torch.cat([freqs, freqs], -1)   # halves, but the GGUF file stores interleaved pairs",
+            "angles = freqs.repeat_interleave(2, -1)  # or permute the rows once, when the file is loaded",
+        ),
+        stage="oracle against transformers",
+    ),
+    CodeInfo(
+        code="MRV302",
+        title="the runner's token differs from the oracle's",
+        soundness=Soundness.SOUND,
+        rule="the same request gives the same tokens as the oracle, however it was batched, chunked or preempted",
+        why="this is what a user sees: text that depends on who else is in the batch",
+        remedy="look at the first wrong token of the request only; later ones follow from it. An MRV304 of the same "
+        "step names the input that was wrong already",
+        example=Example(
+            "state.last_token[row] = 0                          # on resume: the drawn token is lost",
+            "state.last_token[row] = request.token_ids[-1]      # on resume: continue from what was drawn",
+        ),
+        stage="runner against oracle",
+    ),
+    CodeInfo(
+        code="MRV303",
+        title="a logprob lies outside the bound",
+        soundness=Soundness.SOUND,
+        rule="the log-probability of each token is the oracle's, within the rounding bound derived for the model",
+        why="a wrong logprob with the right token is a fault that greedy text never shows: stale keys in the cache, a "
+        "temperature applied before the softmax, a padded lane that leaked in",
+        remedy="check which lanes and cache slots attention read at this position; take logprobs from the raw logits",
+        example=Example(
+            "logprob = (logits / temperature).log_softmax(-1)[token]",
+            "logprob = logits.log_softmax(-1)[token]  # the model's own distribution, before temperature",
+        ),
+        stage="runner against oracle",
+    ),
+    CodeInfo(
+        code="MRV304",
+        title="an input of the step differs from the step model",
+        soundness=Soundness.SOUND,
+        rule="positions, input_ids, slot mapping, block tables, seq_lens and rows are functions of the step history",
+        why="a wrong input is the cause; wrong tokens, some steps later and only for some requests, are the symptom",
+        remedy="go to the place named: the code that computes this field. The evidence has the lane, the value "
+        "expected and the value found",
+        example=Example(
+            "slot = table[row, pos // block_size + 1] * block_size + pos % block_size",
+            "slot = table[row, pos // block_size] * block_size + pos % block_size",
+        ),
+        stage="state and poison",
+    ),
+    CodeInfo(
+        code="MRV305",
+        title="output changed when dead memory was poisoned",
+        soundness=Soundness.SOUND,
+        rule="freed rows, unused KV blocks and padded lanes are never read: whatever they hold, outputs stay the same",
+        why="dead memory holds another request's data; reading it is a wrong token today and a leak of text tomorrow",
+        remedy="mask by the true length where the memory is read, or write the row in full when it is taken again",
+        example=Example(
+            "scores = q @ keys.T                                       # all slots of the last block",
+            "scores = (q @ keys.T).masked_fill(slots >= seq_len, -inf)  # only what was written",
+        ),
+        stage="state and poison",
+    ),
+    CodeInfo(
+        code="MRV306",
+        title="a bookkeeping invariant is broken",
+        soundness=Soundness.SOUND,
+        rule="rows and KV blocks have exactly one owner each, and free plus used is all of them",
+        why="a row with two owners mixes two requests; a row with none is lost until the process restarts",
+        remedy="pair each place that takes a row or block with the one that gives it back, for finish, abort and "
+        "preemption alike",
+        example=Example(
+            "for r in step.finished: free_row(r)",
+            "for r in (*step.finished, *step.preempted): free_row(r)",
+        ),
+        stage="state and poison",
+    ),
+    CodeInfo(
+        code="MRV307",
+        title="the runner crashed or returned malformed output",
+        soundness=Soundness.SOUND,
+        rule="a runner executes every legal step and answers with the tokens and logprobs of its requests",
+        why="what comes after a crash was not checked, so nothing can be said about it",
+        remedy="the place is the target's own stack, innermost first; --debug shows the whole traceback",
+        example=Example(
+            "return StepOutput({r: int(t) for ...}, {})                        # a bare int, no logprobs",
+            "return StepOutput({r: (int(t),) for ...}, {r: (float(p),) for ...})",
+        ),
+        stage="any",
+    ),
+    CodeInfo(
+        code="MRV308",
+        title="a knob that must not change output changed it",
+        soundness=Soundness.SOUND,
+        rule="settings such as chunk size, ring depth or padding change speed, never tokens",
+        why="a result that depends on a speed setting cannot be reproduced on another machine",
+        remedy="find which stage of the step reads the setting; most often padding or a chunk border leaks into a sum",
+        example=Example(
+            "mean = hidden.sum(0) / padded_tokens",
+            "mean = hidden[:tokens].sum(0) / tokens",
+        ),
+        stage="runner against oracle",
+    ),
+    CodeInfo(
+        code="MRV401",
+        title="the sampler's distribution differs from the one asked for",
+        soundness=Soundness.MAY,
+        rule="over many seeds, tokens come with the probabilities softmax(logits / temperature)",
+        why="a skewed sampler writes fluent text of a different model; no single output shows it",
+        remedy="the evidence names the test, its p-value and its false-alarm rate; run again with another --seed: a "
+        "real defect comes back, a chance alarm does not",
+        example=Example(
+            "noise = -torch.log(-torch.log(u16))         # 16 bits: the tail is cut off",
+            "noise = -torch.log(-torch.log(u))           # enough bits for the rarest token that matters",
+        ),
+        stage="sampler distribution",
+    ),
+    CodeInfo(
+        code="MRV402",
+        title="a draw differs from its exact replay",
+        soundness=Soundness.SOUND,
+        rule="each draw is a pure function of (seed, position, token id, purpose)",
+        why="a draw that depends on row, batch or padding changes when the neighbours do, and no run can be replayed",
+        remedy="key the noise by the request's own seed and the token's position; never by row, lane or step",
+        example=Example(
+            "noise = philox(step_seed, row)",
+            "noise = philox(request_seed, position, token_id)",
+        ),
+        stage="sampler distribution",
+    ),
+    CodeInfo(
+        code="MRV403",
+        title="a token lies outside the support or the vocabulary",
+        soundness=Soundness.SOUND,
+        rule="a token of probability zero is never drawn, and each token id is in [0, V)",
+        why="an id beyond the vocabulary crashes the detokeniser or reads foreign memory in the embedding",
+        remedy="mask padded vocabulary lanes with -inf before the argmax, and check the width of the last tile",
+        example=Example(
+            "logits = tl.load(ptr + offs, mask=offs < V, other=0.0)",
+            "logits = tl.load(ptr + offs, mask=offs < V, other=float('-inf'))",
+        ),
+        stage="sampler distribution",
+    ),
+    CodeInfo(
+        code="MRV701",
+        title="a configuration was refused at startup",
+        soundness=Soundness.SOUND,
+        rule="features that do not combine, and values that cannot work, are refused before anything runs",
+        why="a silent fallback gives a measurement of something else, under the name of what was asked for",
+        remedy="the message names the object, the rule and what to write instead",
+        example=Example(
+            "target.build({'num_blocks': 2, 'block_size': 16, 'max_model_len': 4096})",
+            "target.build({'num_blocks': 256, 'block_size': 16, 'max_model_len': 4096})",
+        ),
+        stage="any",
+    ),
+)
+
+CODES: Mapping[str, CodeInfo] = MappingProxyType({entry.code: entry for entry in _ENTRIES})
+
+
+def explain(code: str) -> CodeInfo:
+    """The entry of a code, in upper or lower case.
+
+    Raises:
+        UnknownCodeError: there is no such code; names the closest ones.
+    """
+    wanted = code.strip().upper()
+    if wanted not in CODES:
+        raise UnknownCodeError(code, tuple(difflib.get_close_matches(wanted, CODES, n=3, cutoff=0.6)))
+    return CODES[wanted]
+
+
+def range_of(code: str) -> str:
+    """What the hundred that a code belongs to is about, e.g. ``"sync: ..."`` for ``"MRV103"``."""
+    return RANGES[f"{code[:4].upper()}xx"]

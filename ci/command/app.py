@@ -1,0 +1,46 @@
+"""Entry point of the ``mrv2`` command."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Annotated
+
+import typer
+
+from .diff import diff
+from .doctor import doctor
+from .explain import explain
+from .generate import generate
+from .verify import verify
+
+# No rich markup and no pretty exceptions: help and usage errors stay plain text, and no local variable is ever shown.
+app = typer.Typer(
+    name="mrv2",
+    help="Verify the GPU model runner of an LLM engine. Exit codes: 0 pass, 1 fail, 2 usage, 3 inconclusive.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+for command in (verify, generate, doctor, explain, diff):
+    app.command()(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mrv2 {importlib.metadata.version('mrv2')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and stop.")
+    ] = False,
+) -> None:
+    """Options before the subcommand; ``--version`` acts in its callback."""
+
+
+def main() -> None:
+    """Run the command line; ends the process with the exit code."""
+    app()

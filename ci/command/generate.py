@@ -1,0 +1,68 @@
+"""``mrv2 generate``: text from the reference runner."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mrv2.checks.findings import JSON
+from mrv2.ci.report import console as screen
+from mrv2.ci.report.json_report import Report, check_destination, write_report
+
+from .environment import describe
+from .shared import DebugOption, JsonOption, ModelOption, guarded, notes
+
+if TYPE_CHECKING:
+    from mrv2.refrunner.engine import Completion
+
+
+def generate(
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to continue.", show_default=False)],
+    model: ModelOption = "smollm2",
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="How many tokens at most.")] = 16,
+    temperature: Annotated[float, typer.Option(metavar="T", help="0 picks the most likely token.")] = 0.0,
+    seed: Annotated[
+        int | None, typer.Option(metavar="S", help="Seed of the draws, 64 bits; one is drawn if not given.")
+    ] = None,
+    json: JsonOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Continue a prompt with the reference runner; only the text goes to standard output."""
+    # Ranges are left to the library, whose errors say why; checked here, they would be a second truth.
+    with guarded(debug):
+        from mrv2.refrunner.api import SamplingParams
+        from mrv2.refrunner.engine import Engine
+
+        if json:
+            check_destination(json)
+        sampling = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
+        with Engine.from_model(model) as engine:
+            done = engine.generate([prompt], sampling)[0]
+        if json:
+            write_report(json, _as_report(model, prompt, done))
+        _print(prompt + done.text)
+        seeded = "" if done.seed is None else f", seed {done.seed}"
+        screen.line(notes(), f"{len(done.token_ids)} tokens, finished by {done.finish_reason}{seeded}")
+
+
+def _print(text: str) -> None:
+    """Text as it is, but for characters that the output's encoding lacks."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    sys.stdout.flush()
+
+
+def _as_report(model: str, prompt: str, done: Completion) -> Report:
+    """The completion as JSON; generating judges nothing, so there is no verdict."""
+    metrics: dict[str, JSON] = {
+        "model": model,
+        "prompt": prompt,
+        "text": done.text,
+        "token_ids": list(done.token_ids),
+        "logprobs": list(done.logprobs),
+        "finish_reason": done.finish_reason,
+        "seed": done.seed,
+    }
+    return Report("generate", describe(), None, metrics=metrics)

@@ -1,0 +1,88 @@
+"""What all subcommands share: exit codes, common options, consoles, and the one place where errors become text."""
+
+from __future__ import annotations
+
+import enum
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from mrv2.checks.findings import RunVerdict
+from mrv2.ci.report import console as screen
+from mrv2.ci.report.problem import FourParts, four_parts
+
+
+class ExitCode(enum.IntEnum):
+    """What the shell sees."""
+
+    PASS = 0
+    FAIL = 1
+    USAGE = 2
+    INCONCLUSIVE = 3
+    INTERRUPTED = 130
+
+
+JsonOption = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON, atomically.")
+]
+ModelOption = Annotated[str, typer.Option("--model", metavar="MODEL", help="smollm2, tiny, a folder or a GGUF file.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the Python traceback of an error.")]
+
+
+def exit_code(verdict: RunVerdict, strict: bool = False) -> ExitCode:
+    """The exit code of a verdict; ``strict`` lets SUSPICIOUS fail too."""
+    if verdict is RunVerdict.SUSPICIOUS:
+        return ExitCode.FAIL if strict else ExitCode.PASS
+    codes = {
+        RunVerdict.PASS: ExitCode.PASS,
+        RunVerdict.FAIL: ExitCode.FAIL,
+        RunVerdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
+    }
+    return codes[verdict]
+
+
+def output() -> Console:
+    """Results: the standard output of this moment."""
+    return screen.make_console(sys.stdout)
+
+
+def notes() -> Console:
+    """Progress, warnings and errors: the standard error of this moment."""
+    return screen.make_console(sys.stderr)
+
+
+@contextmanager
+def guarded(debug: bool) -> Iterator[None]:
+    """Turn whatever a command raises into a message and an exit code; without ``debug`` never a traceback.
+
+    Raises:
+        typer.Exit: 2 for an error, 130 for Ctrl-C.
+    """
+    try:
+        yield
+    except (typer.Exit, typer.BadParameter, BrokenPipeError):
+        raise
+    except KeyboardInterrupt:
+        screen.line(notes(), "interrupted")
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    except Exception as error:  # noqa: BLE001 - the last stop before the shell
+        if debug:
+            traceback.print_exception(error)
+        screen.print_problem(notes(), four_parts(error) or _internal(error))
+        raise typer.Exit(ExitCode.USAGE) from None
+
+
+def _internal(error: Exception) -> FourParts:
+    """What to say of an exception that nobody gave four parts: a defect of ours."""
+    return FourParts(
+        f"internal error, {type(error).__name__}: {error}",
+        "mrv2 must not fail by itself; this says nothing about the target",
+        "what was not verified because of it must not be taken as verified",
+        "run it again with --debug and report the traceback as a defect of mrv2",
+    )

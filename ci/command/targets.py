@@ -1,0 +1,119 @@
+"""Finds the object that ``--target`` names, and says what it lacks if it is no target."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import cast
+
+from mrv2.ci.report.problem import InputError, four_parts
+from mrv2.fuzz.targets.protocols import Feature, Knob, RunnerTarget
+
+REFERENCE = "refrunner"
+_REFERENCE_TARGET = "mrv2.fuzz.targets.reference:ReferenceTarget"
+
+
+@contextmanager
+def importable(folder: Path) -> Iterator[None]:
+    """Let modules of ``folder`` be imported for a while; last in the search order, so that they shadow nothing."""
+    entry = str(folder)
+    sys.path.append(entry)
+    try:
+        yield
+    finally:
+        sys.path.remove(entry)
+
+
+def resolve_target(reference: str) -> RunnerTarget:
+    """The target that ``--target`` names: ``refrunner``, or ``package.module:object``; a class is instantiated.
+
+    Raises:
+        InputError: the name has another form, cannot be imported, or names something that is no target.
+    """
+    path = _REFERENCE_TARGET if reference == REFERENCE else reference
+    module_name, colon, attributes = path.partition(":")
+    parts = (*module_name.split("."), *attributes.split("."))
+    if not colon or not all(part.isidentifier() for part in parts):
+        raise InputError(
+            f"--target {reference!r}",
+            f"a target is {REFERENCE!r} or package.module:object",
+            "the part before the colon is imported, the part after it looked up there",
+            "for example --target my_engine.adapter:Target",
+        )
+    found = _instance(reference, _look_up(reference, _import(reference, module_name), attributes))
+    _check(reference, found)
+    return cast(RunnerTarget, found)
+
+
+def _import(reference: str, name: str) -> ModuleType:
+    """Import the module; whatever its code raises is reported as the module's failure."""
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"--target {reference!r}",
+            f"the module {name} must be importable, and raised {type(error).__name__}: {error}",
+            "a target is a Python object, and it lives in that module",
+            f"run python -c 'import {name}' in the same folder and environment until it works",
+        ) from error
+
+
+def _look_up(reference: str, module: ModuleType, attributes: str) -> object:
+    """Follow the dotted name inside the module."""
+    found: object = module
+    for name in attributes.split("."):
+        if not hasattr(found, name):
+            public = [entry for entry in dir(found) if not entry.startswith("_")]
+            close = difflib.get_close_matches(name, public, n=3) or public[:8]
+            raise InputError(
+                f"--target {reference!r}",
+                f"{name} must exist in {module.__name__}",
+                "it was imported, and has no attribute of that name",
+                f"one of its names: {', '.join(close) or 'it has none'}",
+            )
+        found = getattr(found, name)
+    return found
+
+
+def _instance(reference: str, found: object) -> object:
+    """Make an instance if the name is a class."""
+    if not isinstance(found, type):
+        return found
+    try:
+        return found()
+    except (Exception, SystemExit) as error:
+        if four_parts(error):
+            raise
+        raise InputError(
+            f"--target {reference!r}",
+            f"{found.__name__}() must make a target without arguments; it raised {type(error).__name__}: {error}",
+            "a class named on the command line gets no arguments",
+            "name an instance instead, made in the module with the arguments it needs",
+        ) from error
+
+
+def _check(reference: str, found: object) -> None:
+    """Look at each member that the protocol asks for, and name all that are wrong at once."""
+    faults = []
+    if not isinstance(getattr(found, "name", None), str) or not getattr(found, "name", ""):
+        faults.append("name: a non-empty str")
+    features = getattr(found, "features", None)
+    if not isinstance(features, set | frozenset) or not all(isinstance(entry, Feature) for entry in features):
+        faults.append("features: a frozenset of mrv2.fuzz.targets.protocols.Feature")
+    knobs = getattr(found, "knobs", None)
+    if not isinstance(knobs, Mapping) or not all(isinstance(entry, Knob) for entry in knobs.values()):
+        faults.append("knobs: a mapping of str to mrv2.fuzz.targets.protocols.Knob, may be empty")
+    if not callable(getattr(found, "build", None)):
+        faults.append("build(config): a method that returns a runner")
+    if faults:
+        raise InputError(
+            f"--target {reference!r}, of type {type(found).__name__}",
+            f"a target has name, features, knobs and build; missing or wrong here: {'; '.join(faults)}",
+            "the stages use these four and nothing else of the target",
+            "fulfil mrv2.fuzz.targets.protocols.RunnerTarget",
+        )

@@ -1,0 +1,103 @@
+"""The baseline: a JSON file of findings that are known and accepted, each with a reason and an owner.
+
+    {"schema": 1, "accepted": [{"fingerprint": "0123456789abcdef", "code": "MRV303",
+                                "reason": "bfloat16 logits, see ticket 12", "owner": "kernels"}]}
+
+An accepted finding is still listed, but does not fail the run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mrv2.checks.findings import JSON, Finding
+
+from .json_report import load_json
+from .problem import InputError
+
+VERSION = 1
+_FIELDS = ("fingerprint", "code", "reason", "owner")
+_FINGERPRINT = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """One accepted finding."""
+
+    fingerprint: str
+    code: str
+    reason: str
+    owner: str
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The accepted findings of a project; empty if no file was given."""
+
+    entries: tuple[Accepted, ...] = ()
+
+    @property
+    def reasons(self) -> Mapping[tuple[str, str], str]:
+        """Why a finding is accepted, by (fingerprint, code)."""
+        return {(entry.fingerprint, entry.code): entry.reason for entry in self.entries}
+
+    def unmatched(self, findings: tuple[Finding, ...]) -> tuple[str, ...]:
+        """Fingerprints of entries that match none of the findings: probably repaired, so to be removed."""
+        found = {(finding.fingerprint(), finding.code) for finding in findings}
+        return tuple(entry.fingerprint for entry in self.entries if (entry.fingerprint, entry.code) not in found)
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Read a baseline file.
+
+    Raises:
+        InputError: it cannot be read, is malformed, accepts a finding twice, or gives no reason for one.
+    """
+    content = load_json(path, "--baseline")
+    accepted = content.get("accepted") if isinstance(content, Mapping) else None
+    if not isinstance(content, Mapping) or content.get("schema") != VERSION or not isinstance(accepted, list):
+        raise InputError(
+            f"--baseline {path}",
+            f'a baseline is an object with "schema": {VERSION} and a list "accepted"',
+            "what is accepted must be certain, and a file of another shape could accept anything",
+            f'{{"schema": {VERSION}, "accepted": [{{"fingerprint": ..., "code": ..., "reason": ..., "owner": ...}}]}}',
+        )
+    entries = tuple(_entry(path, index, value) for index, value in enumerate(accepted))
+    _refuse_twins(path, entries)
+    return Baseline(entries)
+
+
+def _entry(path: Path, index: int, value: JSON) -> Accepted:
+    """Check one entry."""
+    fields = dict(value) if isinstance(value, Mapping) else {}
+    bad = [name for name in _FIELDS if not isinstance(fields.get(name), str) or not str(fields[name]).strip()]
+    unknown = sorted(set(fields) - set(_FIELDS))
+    if "fingerprint" not in bad and not _FINGERPRINT.fullmatch(str(fields.get("fingerprint"))):
+        bad.append("fingerprint")
+    if bad or unknown:
+        faults = [f"{name} missing, empty or malformed" for name in bad] + [f"{name} is unknown" for name in unknown]
+        raise InputError(
+            f"--baseline {path}, entry {index}",
+            f"an entry has a fingerprint of 16 hex digits, a code, a reason and an owner, and nothing else "
+            f"({', '.join(faults)})",
+            "a finding that is accepted without a reason or an owner is one that nobody will ever look at again",
+            "fingerprint and code copied from a report written with --json, why it is accepted, and by whom",
+        )
+    return Accepted(*(str(fields[name]) for name in _FIELDS))
+
+
+def _refuse_twins(path: Path, entries: tuple[Accepted, ...]) -> None:
+    """Two entries for one finding would make it unclear which reason counts."""
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.fingerprint in seen:
+            raise InputError(
+                f"--baseline {path}, fingerprint {entry.fingerprint}",
+                "each finding is accepted once",
+                "with two entries it is unclear which reason and which owner count",
+                "remove one of the two entries",
+            )
+        seen.add(entry.fingerprint)

@@ -1,0 +1,312 @@
+"""The JSON report: what every command writes with ``--json FILE``, and how it is read back.
+
+The shape is ``schema/report-1.json``, which is shipped. Writing is atomic: a reader sees the old file or the new
+one, never half of one.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import json
+import math
+import numbers
+import os
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mrv2.checks.findings import JSON, Finding, RunVerdict, Site, Soundness, Verdict
+
+from .outcome import ReportedFinding, RunOutcome
+from .problem import InputError
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Report:
+    """The content of one report; the fields are those of the schema.
+
+    Attributes:
+        command: the subcommand that ran.
+        environment: see :func:`mrv2.ci.command.environment.describe`.
+        verdict: the answer; ``None`` for a command that judges nothing.
+        target: what was tested; ``None`` for a command that tests nothing.
+        findings: broken rules, accepted ones included.
+        metrics: numbers measured.
+        coverage: what was exercised, and what was not.
+    """
+
+    command: str
+    environment: Mapping[str, JSON]
+    verdict: RunVerdict | None
+    target: Mapping[str, JSON] | None = None
+    findings: tuple[ReportedFinding, ...] = ()
+    metrics: Mapping[str, JSON] = field(default_factory=dict)
+    coverage: Mapping[str, JSON] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return {
+            "schema": VERSION,
+            "command": self.command,
+            "target": plain(self.target),
+            "environment": plain(self.environment),
+            "verdict": self.verdict.value if self.verdict else None,
+            "findings": [_finding_as_json(entry) for entry in self.findings],
+            "metrics": plain(self.metrics),
+            "coverage": plain(self.coverage),
+        }
+
+
+def run_metrics(outcome: RunOutcome) -> dict[str, JSON]:
+    """``metrics`` of a run: one entry per finished stage, and what the baseline did."""
+    stages: dict[str, JSON] = {
+        stage.name: {
+            "verdict": stage.verdict.value,
+            "summary": stage.result.summary,
+            "seconds": round(stage.seconds, 3),
+            "metrics": stage.result.metrics,
+        }
+        for stage in outcome.finished
+    }
+    accepted = sum(entry.accepted is not None for entry in outcome.findings)
+    return {"stages": stages, "baseline": {"accepted": accepted, "unmatched": list(outcome.unmatched)}}
+
+
+def run_coverage(outcome: RunOutcome) -> dict[str, JSON]:
+    """``coverage`` of a run: which stages ran, which did not, and what each of those that ran exercised."""
+    return {
+        "stages": {
+            "finished": [stage.name for stage in outcome.finished],
+            "unfinished": list(outcome.unfinished),
+            "left_out": list(outcome.left_out),
+        },
+        "by_stage": {stage.name: stage.result.coverage for stage in outcome.finished},
+    }
+
+
+def plain(value: object) -> Any:
+    """A copy of ``value`` that JSON can hold; see the schema's description for NaN and infinities.
+
+    Evidence comes from third parties: a NumPy scalar becomes a number, a set a list, and what JSON cannot hold at all
+    its ``repr``, since losing a whole report over one value would be worse.
+    """
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return _plain_real(float(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    return repr(value)
+
+
+def _plain_real(value: float) -> float | str:
+    """JSON has no NaN and no infinities."""
+    if math.isnan(value):
+        return "NaN"
+    return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def _finding_as_json(entry: ReportedFinding) -> dict[str, Any]:
+    """A finding with all its fields, its fingerprint, its stage and the baseline's reason."""
+    finding = entry.finding
+    return {
+        "code": finding.code,
+        "verdict": finding.verdict.value,
+        "soundness": finding.soundness.value,
+        "title": finding.title,
+        "where": _sites_as_json(finding.where),
+        "other": _sites_as_json(finding.other),
+        "allocation": _sites_as_json(finding.allocation),
+        "evidence": plain(finding.evidence),
+        "remedy": finding.remedy,
+        "step": finding.step,
+        "replay": finding.replay,
+        "fingerprint": finding.fingerprint(),
+        "stage": entry.stage,
+        "accepted": entry.accepted,
+    }
+
+
+def _sites_as_json(sites: Iterable[Site]) -> list[dict[str, Any]]:
+    return [{"file": site.file, "line": site.line, "function": site.function} for site in sites]
+
+
+@functools.cache
+def report_schema() -> Mapping[str, Any]:
+    """The shipped JSON Schema (draft 2020-12) of a report."""
+    source = importlib.resources.files(__package__).joinpath(f"schema/report-{VERSION}.json")
+    return dict(json.loads(source.read_text(encoding="utf-8")))
+
+
+def first_fault(content: object) -> str | None:
+    """Where and how ``content`` breaks the schema, or ``None`` if it does not."""
+    import jsonschema  # deferred: only a command that reads a report needs it
+
+    validator = jsonschema.Draft202012Validator(report_schema())
+    error = jsonschema.exceptions.best_match(validator.iter_errors(content))
+    return None if error is None else f"{error.json_path}: {error.message[:200]}"
+
+
+def check_destination(path: Path) -> None:
+    """Make sure, before a long run, that a report can be written to ``path`` after it.
+
+    Tries it, since permission bits do not tell (a read-only file system, a quota, root); leaves nothing behind.
+
+    Raises:
+        InputError: the folder is missing or not writable, or ``path`` is something other than a file.
+    """
+    final = _final(path)
+    if final.exists() and not final.is_file():
+        raise _bad_destination(path, "it exists and is not a regular file")
+    if not final.parent.is_dir():
+        raise _bad_destination(path, f"the folder {final.parent} does not exist")
+    probe = _temporary(final)
+    try:
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError as error:
+        raise _bad_destination(path, f"{error.strerror}") from error
+
+
+def write_report(path: Path, report: Report) -> None:
+    """Write a report, whole or not at all.
+
+    Raises:
+        InputError: the file system refuses; an existing file is unchanged.
+    """
+    text = json.dumps(report.as_json(), indent=2, allow_nan=False) + "\n"
+    final = _final(path)
+    temporary = _temporary(final)
+    try:
+        with temporary.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(final)
+    except OSError as error:
+        raise _bad_destination(path, f"{error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _final(path: Path) -> Path:
+    """The file itself: replacing a symbolic link would cut it off from what it points to."""
+    return Path(os.path.realpath(path))
+
+
+def _temporary(final: Path) -> Path:
+    """A name in the same folder (``os.replace`` is atomic only within a file system), free for this process."""
+    return final.with_name(f".{final.name[:64]}.{uuid.uuid4().hex}.tmp")
+
+
+def _bad_destination(path: Path, detail: str) -> InputError:
+    return InputError(
+        f"--json {path}",
+        f"the report must be writable: {detail}",
+        "a result that cannot be kept is better refused before the run than after it",
+        "the name of a file, new or to be replaced, in an existing folder that you may write to",
+    )
+
+
+def read_report(path: Path) -> Report:
+    """Read a report that a command wrote.
+
+    Raises:
+        InputError: it cannot be read, is malformed, or has another schema version.
+    """
+    content = load_json(path, "report")
+    version = content.get("schema") if isinstance(content, dict) else None
+    if version != VERSION or isinstance(version, bool):
+        raise InputError(
+            f"report {path}",
+            f"its schema version must be {VERSION}, and it is {str(version)[:40]}",
+            "fields of another version may mean something else",
+            "write the report again with this version of mrv2",
+        )
+    fault = first_fault(content)
+    if fault is not None:
+        raise InputError(
+            f"report {path}",
+            f"it must follow the shipped schema ({fault})",
+            "a guess at what a malformed report means could hide a finding",
+            "a file that an mrv2 command wrote with --json, unchanged",
+        )
+    return _report_from(content)
+
+
+def load_json(path: Path, role: str) -> Any:
+    """Parse a JSON file strictly.
+
+    Args:
+        path: the file.
+        role: what the file is, for the error, e.g. ``"--baseline"``.
+
+    Raises:
+        InputError: not readable, not UTF-8, or not JSON (NaN is not JSON).
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        json.dumps(content, ensure_ascii=False).encode()  # half a surrogate pair parses, but is no text
+        return content
+    except OSError as error:
+        raise InputError(
+            f"{role} {path}",
+            f"the file must be readable: {error.strerror}",
+            "nothing can be compared or accepted without it",
+            "the path of an existing file",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{role} {path}",
+            f"the file must be JSON: {str(error)[:200] or 'nested too deeply'}",
+            "a damaged file could accept or hide a finding",
+            "a complete file, as it was written",
+        ) from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _report_from(content: Mapping[str, Any]) -> Report:
+    """The report of validated content."""
+    verdict = content["verdict"]
+    return Report(
+        command=content["command"],
+        environment=content["environment"],
+        verdict=None if verdict is None else RunVerdict(verdict),
+        target=content["target"],
+        findings=tuple(_finding_from(entry) for entry in content["findings"]),
+        metrics=content["metrics"],
+        coverage=content["coverage"],
+    )
+
+
+def _finding_from(entry: Mapping[str, Any]) -> ReportedFinding:
+    finding = Finding(
+        code=entry["code"],
+        verdict=Verdict(entry["verdict"]),
+        soundness=Soundness(entry["soundness"]),
+        title=entry["title"],
+        where=_sites_from(entry["where"]),
+        other=_sites_from(entry["other"]),
+        allocation=_sites_from(entry["allocation"]),
+        evidence=entry["evidence"],
+        remedy=entry["remedy"],
+        step=entry["step"],
+        replay=entry["replay"],
+    )
+    return ReportedFinding(finding, entry["stage"], entry["accepted"])
+
+
+def _sites_from(sites: Iterable[Mapping[str, Any]]) -> tuple[Site, ...]:
+    return tuple(Site(site["file"], site["line"], site["function"]) for site in sites)

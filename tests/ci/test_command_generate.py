@@ -1,0 +1,80 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+from typer.testing import CliRunner, Result
+
+from mrv2.ci.command.app import app
+from mrv2.ci.report.json_report import report_schema
+
+
+def generate(*options: str) -> Result:
+    return CliRunner().invoke(app, ["generate", "--model", "tiny", *options])
+
+
+def test_only_the_text_goes_to_standard_output(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    result = generate("--prompt", "abc", "--max-tokens", "3", "--json", str(path))
+    assert result.exit_code == 0
+    content = json.loads(path.read_text())
+    jsonschema.validate(content, report_schema(), cls=jsonschema.Draft202012Validator)
+    metrics = content["metrics"]
+    assert result.stdout == f"abc{metrics['text']}\n"
+    assert len(metrics["token_ids"]) == len(metrics["logprobs"]) == 3
+    assert "3 tokens, finished by length" in result.stderr
+    assert content["verdict"] is None
+
+
+def test_seed_repeats_a_draw() -> None:
+    options = ("--prompt", "abc", "--max-tokens", "4", "--temperature", "1", "--seed", "5")
+    first = generate(*options)
+    assert first.exit_code == 0
+    assert "seed 5" in first.stderr
+    assert generate(*options).stdout == first.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (("--prompt", "abc", "--temperature", "nan"), "SamplingParams.temperature=nan"),
+        (("--prompt", "abc", "--temperature", "-1"), "SamplingParams.temperature=-1.0"),
+        (("--prompt", "abc", "--temperature", "inf"), "SamplingParams.temperature=inf"),
+        (("--prompt", "abc", "--max-tokens", "0"), "SamplingParams.max_tokens=0"),
+        (("--prompt", "abc", "--max-tokens", "-5"), "SamplingParams.max_tokens=-5"),
+        (("--prompt", "abc", "--seed", str(2**64)), "SamplingParams.seed"),
+        (("--prompt", ""), "prompt"),
+        (("--prompt", "a" * 2000), "prompt"),
+        (("--prompt", "abc", "--model", "no/such/folder"), "no/such/folder"),
+        (("--prompt", "abc", "--json", "absent/out.json"), "--json absent/out.json"),
+    ],
+)
+def test_bad_values_are_refused_in_four_parts(options: tuple[str, ...], word: str) -> None:
+    result = generate(*options)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert word in lines[0]
+    assert [line.split()[0] for line in lines] == ["error:", "rule", "why", "instead"]
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--prompt", "a", "--temperature", "hot"), ("--prompt", "a", "--max-tokens", "1.5")]
+)
+def test_usage_errors_exit_with_two(options: tuple[str, ...]) -> None:
+    assert generate(*options).exit_code == 2
+
+
+def test_ascii_output_escapes_what_it_lacks() -> None:
+    program = "from mrv2.ci.command.app import main; main()"
+    arguments = ["generate", "--model", "tiny", "--prompt", "naïve", "--max-tokens", "1"]
+    done = subprocess.run(
+        [sys.executable, "-X", "utf8=0", "-c", program, *arguments],
+        capture_output=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"na\\xefve")

@@ -1,0 +1,256 @@
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from mrv2.checks.findings import Finding, RunVerdict, Site, Soundness, Verdict
+from mrv2.ci.command.environment import describe
+from mrv2.ci.report.json_report import (
+    Report,
+    check_destination,
+    first_fault,
+    plain,
+    read_report,
+    report_schema,
+    run_coverage,
+    run_metrics,
+    write_report,
+)
+from mrv2.ci.report.outcome import ReportedFinding, RunOutcome, StageOutcome
+from mrv2.ci.report.problem import InputError
+from mrv2.ci.stages.base import StageResult
+
+FINDING = Finding(
+    code="MRV304",
+    verdict=Verdict.VIOLATION,
+    soundness=Soundness.SOUND,
+    title="positions of request r1 differ",
+    where=(Site("runner/kernels.py", 12, "prepare"), Site("runner/step.py", 40, "execute")),
+    other=(Site("runner/other.py", 1, "write"),),
+    allocation=(Site("runner/alloc.py", 2, "allocate"),),
+    evidence={"expected": [1, 2], "observed": [1, math.nan]},
+    remedy="add one",
+    step=3,
+    replay="replay.json",
+)
+
+
+def full_report() -> Report:
+    result = StageResult(RunVerdict.FAIL, "one lane differs", (FINDING,), {"lanes": 2}, {"kernels": ["prepare"]})
+    reported = ReportedFinding(FINDING, "state", "known since May")
+    outcome = RunOutcome((StageOutcome("state", result, 1.23456, (reported,)),), ("late",), ("other",))
+    target = {
+        "name": "fake",
+        "reference": "pkg.mod:Target",
+        "features": ["abort"],
+        "model": {"reference": "tiny", "description": "tiny, 107 K parameters", "fallback": True},
+    }
+    return Report(
+        "verify", describe(), outcome.verdict, target, outcome.findings, run_metrics(outcome), run_coverage(outcome)
+    )
+
+
+def test_schema_is_a_valid_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(report_schema())
+
+
+def test_full_report_validates_and_is_read_back_equal(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    write_report(path, full_report())
+    content = json.loads(path.read_text())
+    jsonschema.validate(content, report_schema(), cls=jsonschema.Draft202012Validator)
+    again = read_report(path)
+    assert again.as_json() == content
+    assert again.findings[0].finding.fingerprint() == FINDING.fingerprint()
+    assert again.verdict is RunVerdict.INCONCLUSIVE
+
+
+def test_finding_keeps_all_its_fields() -> None:
+    entry = full_report().as_json()["findings"][0]
+    assert set(Finding.__dataclass_fields__) | {"fingerprint", "stage", "accepted"} == set(entry)
+    assert entry["where"][0] == {"file": "runner/kernels.py", "line": 12, "function": "prepare"}
+    assert entry["evidence"] == {"expected": [1, 2], "observed": [1, "NaN"]}
+    assert (entry["step"], entry["replay"], entry["remedy"]) == (3, "replay.json", "add one")
+    assert (entry["stage"], entry["accepted"]) == ("state", "known since May")
+
+
+def test_report_without_target_verdict_or_findings_validates() -> None:
+    assert first_fault(Report("explain", describe(), None).as_json()) is None
+
+
+DELETE = object()
+MUTATIONS: list[tuple[tuple[Any, ...], Any]] = [
+    (("schema",), 2),
+    (("schema",), DELETE),
+    (("command",), 7),
+    (("command",), DELETE),
+    (("target", "name"), ""),
+    (("target", "model", "fallback"), "yes"),
+    (("target", "password"), "x"),
+    (("target",), DELETE),
+    (("environment", "python"), DELETE),
+    (("environment", "packages", "torch"), 2.13),
+    (("verdict",), "ok"),
+    (("verdict",), DELETE),
+    (("extra",), 1),
+    (("findings",), {}),
+    (("findings", 0, "code"), "MRV901"),
+    (("findings", 0, "code"), "X301"),
+    (("findings", 0, "verdict"), "pass"),
+    (("findings", 0, "soundness"), "certain"),
+    (("findings", 0, "title"), ""),
+    (("findings", 0, "where", 0, "line"), "12"),
+    (("findings", 0, "where", 0, "column"), 3),
+    (("findings", 0, "evidence"), []),
+    (("findings", 0, "fingerprint"), "short"),
+    (("findings", 0, "step"), 1.5),
+    (("findings", 0, "accepted"), True),
+    (("findings", 0, "severity"), "high"),
+    (("findings", 0, "remedy"), DELETE),
+    (("metrics",), []),
+    (("metrics", "stages", "state", "verdict"), "done"),
+    (("metrics", "stages", "state", "seconds"), -1),
+    (("metrics", "stages", "state", "extra"), 1),
+    (("coverage",), DELETE),
+    (("coverage", "stages", "finished"), "state"),
+    (("coverage", "stages", "unfinished"), DELETE),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), MUTATIONS)
+def test_schema_rejects_mutated_reports(path: tuple[Any, ...], value: Any, tmp_path: Path) -> None:
+    content = copy.deepcopy(full_report().as_json())
+    *parents, last = path
+    place: Any = content
+    for key in parents:
+        place = place[key]
+    if value is DELETE:
+        del place[last]
+    else:
+        place[last] = value
+    assert first_fault(content) is not None
+    file = tmp_path / "mutated.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(InputError):
+        read_report(file)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (math.nan, "NaN"),
+        (math.inf, "Infinity"),
+        (-math.inf, "-Infinity"),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3),
+        (np.float64("nan"), "NaN"),
+        (True, True),
+        ((1, (2,)), [1, [2]]),
+        ({1: {"a": (math.inf,)}}, {"1": {"a": ["Infinity"]}}),
+        (Path("x"), "PosixPath('x')"),
+    ],
+)
+def test_values_that_json_lacks(value: object, expected: object) -> None:
+    shown = plain(value)
+    assert shown == expected
+    assert type(shown) is type(expected)
+    json.dumps(shown, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b'{"schema": NaN}',
+        b'{"schema": 2}',
+        b'{"schema": true}',
+        b'{"schema": "1"}',
+        b'{"schema": 1}',
+        b'{"schema": 1, "command": "\\ud800"}',
+        b"[" * 100_000,
+    ],
+)
+def test_malformed_report_is_a_four_part_error(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        read_report(path)
+    error = caught.value
+    assert str(path) in error.subject
+    assert error.rule and error.reason and error.remedy
+
+
+def test_other_version_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({**full_report().as_json(), "schema": 2}))
+    with pytest.raises(InputError, match=r"schema version must be 1, and it is 2"):
+        read_report(path)
+
+
+def test_missing_report_and_folder_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        read_report(tmp_path / "absent.json")
+    with pytest.raises(InputError, match="directory"):
+        read_report(tmp_path)
+
+
+def test_writing_replaces_the_whole_file_and_leaves_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("old " * 10_000)
+    check_destination(path)
+    assert path.read_text().startswith("old ")
+    write_report(path, full_report())
+    json.loads(path.read_text())
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("old")
+
+    def refuse(_self: Path, _target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(InputError, match="No space left"):
+        write_report(path, full_report())
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "real" / "report.json")
+    write_report(link, full_report())
+    assert link.is_symlink()
+    assert read_report(tmp_path / "real" / "report.json").command == "verify"
+
+
+@pytest.mark.parametrize("name", ["absent/report.json", "file/report.json", "folder", "/dev/null"])
+def test_destination_is_refused_before_the_run(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError) as caught:
+        check_destination(tmp_path / name)
+    assert name in caught.value.subject
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_unwritable_folder_is_refused_even_for_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_self: Path, **_options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    with pytest.raises(InputError, match="Permission denied"):
+        check_destination(tmp_path / "report.json")
