@@ -1,0 +1,171 @@
+"""What a request must produce: tokens and log-probabilities, one whole sequence at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..api import NewRequest, SamplingParams
+from ..errors import RequestError
+from .llama import LlamaOracle, check_vocabulary
+from .noise import Purpose, gumbel
+
+
+@dataclass(frozen=True)
+class OracleTokens:
+    """The output of a request.
+
+    Attributes:
+        token_ids: tokens generated after ``request.token_ids``.
+        logprobs: natural logarithm of each one's probability under the model, before temperature.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ScoredToken:
+    """One observed token, judged given everything observed before it.
+
+    A *score* is what the sampler maximises: the logit for greedy decoding, else logit / temperature + Gumbel noise.
+    All numbers are float64.
+
+    Attributes:
+        index: 0 for the first token after the prompt.
+        position: number of tokens before it in the sequence.
+        choice: the oracle's own token after the observed prefix.
+        observed: the token that was observed.
+        gap: score of ``choice`` minus score of ``observed``; 0 when they are the same token, never negative.
+        logprob: natural logarithm of the probability of ``observed`` under the model, before temperature.
+        choice_logprob: the same for ``choice``.
+        scores: scores of ``choice`` and ``observed``.
+        logits: logits of ``choice`` and ``observed``.
+        top_logit: the largest logit of the row.
+        mean_drop: mean of ``top_logit`` - logit under the model's distribution; part of the rounding bound.
+    """
+
+    index: int
+    position: int
+    choice: int
+    observed: int
+    gap: float
+    logprob: float
+    choice_logprob: float
+    scores: tuple[float, float]
+    logits: tuple[float, float]
+    top_logit: float
+    mean_drop: float
+
+
+class Oracle:
+    """Answers for requests by the definition of the model and of the noise, without any state between calls.
+
+    Args:
+        model: the model; float64 for a reference.
+    """
+
+    def __init__(self, model: LlamaOracle) -> None:
+        self.model = model
+
+    def generate(self, request: NewRequest) -> OracleTokens:
+        """Continue a request token by token until ``max_tokens`` or a stop token; every token costs a whole pass.
+
+        ``max_tokens`` counts from the end of the prompt, so a resumed request gets what it had left.
+
+        Raises:
+            RequestError: see :meth:`score`.
+        """
+        _check(request)
+        tokens, logprobs = list(request.token_ids), []
+        while len(tokens) < request.prompt_len + request.sampling.max_tokens:
+            logits = self._logits(tokens)[-1]
+            tokens.append(_choose(_scores(logits, request.sampling, len(tokens))))
+            logprobs.append(float(_log_softmax(logits)[tokens[-1]]))
+            if tokens[-1] in request.sampling.stop_token_ids:
+                break
+        return OracleTokens(tuple(tokens[len(request.token_ids) :]), tuple(logprobs))
+
+    def score(self, request: NewRequest, token_ids: Sequence[int]) -> tuple[ScoredToken, ...]:
+        """Judge tokens that someone generated after ``request.token_ids``, in one pass.
+
+        A logit depends on earlier tokens only, so each row of the pass is the row that token-by-token decoding sees.
+
+        Raises:
+            RequestError: the request draws without a seed, its ``prompt_len`` is not a part of its tokens, a token
+                id is outside the vocabulary, or the sequence is longer than the model's positions.
+        """
+        _check(request)
+        if not token_ids:
+            return ()
+        check_vocabulary(token_ids, self.model.config)
+        known = len(request.token_ids)
+        logits = self._logits([*request.token_ids, *token_ids[:-1]])[known - 1 :]
+        return tuple(
+            _score(row, request, position, token)
+            for position, (row, token) in enumerate(zip(logits, token_ids, strict=True), start=known)
+        )
+
+    def _logits(self, tokens: Sequence[int]) -> NDArray[np.float64]:
+        logits: NDArray[np.float64] = self.model.logits(tokens).numpy().astype(np.float64)
+        return logits
+
+
+def runner_temperature(sampling: SamplingParams) -> float:
+    """The temperature as the device stores it, in float32; a value below float32's range becomes 0, greedy."""
+    return float(np.float32(sampling.temperature))
+
+
+def _score(logits: NDArray[np.float64], request: NewRequest, position: int, observed: int) -> ScoredToken:
+    scores, logprobs = _scores(logits, request.sampling, position), _log_softmax(logits)
+    choice = _choose(scores)
+    return ScoredToken(
+        index=position - request.prompt_len,
+        position=position,
+        choice=choice,
+        observed=observed,
+        gap=float(scores[choice] - scores[observed]),
+        logprob=float(logprobs[observed]),
+        choice_logprob=float(logprobs[choice]),
+        scores=(float(scores[choice]), float(scores[observed])),
+        logits=(float(logits[choice]), float(logits[observed])),
+        top_logit=float(logits.max()),
+        mean_drop=float(np.exp(logprobs) @ (logits.max() - logits)),
+    )
+
+
+def _scores(logits: NDArray[np.float64], sampling: SamplingParams, position: int) -> NDArray[np.float64]:
+    temperature = runner_temperature(sampling)
+    if temperature == 0 or sampling.seed is None:
+        return logits
+    return logits / temperature + gumbel(sampling.seed, position, len(logits), Purpose.TARGET)
+
+
+def _choose(scores: NDArray[np.float64]) -> int:
+    return int(np.argmax(scores))  # the first of equals, so the lowest token id wins a tie
+
+
+def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    shifted = logits - logits.max()
+    log_probabilities: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+    return log_probabilities
+
+
+def _check(request: NewRequest) -> None:
+    if request.sampling.temperature > 0 and request.sampling.seed is None:
+        raise RequestError(
+            f"request {request.request_id!r} with temperature={request.sampling.temperature} and seed=None",
+            "a request that draws must carry its seed",
+            "the noise is a function of the seed, so without it there is no defined answer",
+            "the seed that the engine drew for this request",
+        )
+    if not 1 <= request.prompt_len <= len(request.token_ids):
+        raise RequestError(
+            f"request {request.request_id!r} with prompt_len={request.prompt_len}",
+            f"prompt_len must be between 1 and its {len(request.token_ids)} tokens",
+            "max_tokens counts from the end of the prompt",
+            "the number of leading token_ids that are the prompt",
+        )
