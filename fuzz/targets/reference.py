@@ -146,7 +146,7 @@ class ReferenceSampler:
         import torch
 
         count = len(seeds)
-        table = np.ascontiguousarray(np.broadcast_to(logits, (count, logits.shape[-1])), dtype=np.float32)
+        table = np.array(np.broadcast_to(logits, (count, logits.shape[-1])), dtype=np.float32)
         sampled = self._module.sample(
             torch.from_numpy(table),
             torch.arange(count, dtype=torch.int32),

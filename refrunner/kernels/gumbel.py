@@ -36,12 +36,13 @@ def gumbel_noise(high, low):
     because the error of w cancels. For u above 1/2 the integer complement gives 1 - u without cancellation.
     """
     small = (high.to(tl.float32) * _TWO_POW_32 + low.to(tl.float32) + 0.5) * _TWO_POW_MINUS_64
-    rest = 1.0 - small
+    upper_half = high >= 2147483648
+    rest = tl.where(upper_half, 0.5, 1.0 - small)
     exact = rest == 1.0
     ratio = tl.div_rn(small, tl.where(exact, -1.0, rest - 1.0))
     exponential = tl.where(exact, small, tl.log(rest) * ratio)
     complement = (4294967295 - high).to(tl.float32) * _TWO_POW_32 + (4294967295 - low).to(tl.float32) + 0.5
-    exponential = tl.where(high >= 2147483648, -tl.log(complement * _TWO_POW_MINUS_64), exponential)
+    exponential = tl.where(upper_half, -tl.log(complement * _TWO_POW_MINUS_64), exponential)
     return -tl.log(exponential)
 
 
