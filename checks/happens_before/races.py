@@ -1,0 +1,74 @@
+"""The races found so far, one finding for each pair of places.
+
+Which pairs are met depends on when accesses are told and which records have been thinned out; what is made of them
+must not. So a finding counts the operations that the program asked for after one that they race with, each once, and
+shows the first of them with the last that it races with: neither can be lost by thinning out, which only drops a record
+in favour of a later one at the same place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..events import Space, Stack
+from ..findings import Finding
+from .rules import Race, finding_of, race_between
+from .shadow import Access, Block, Place
+
+#: Code, both places, the allocation's place, and whether both accesses are certain.
+Key: TypeAlias = tuple[str, Place, Place, Space, Stack, bool]
+_Rank: TypeAlias = tuple[int, int, int, int, bool, bool]
+
+
+@dataclass
+class _Case:
+    """The races of one key: how many, and the one to show."""
+
+    rank: _Rank
+    race: Race
+    occurrences: int = 0
+
+
+class RaceLog:
+    """Takes pairs of accesses in any order."""
+
+    def __init__(self) -> None:
+        self._cases: dict[Key, _Case] = {}
+
+    def __len__(self) -> int:
+        return len(self._cases)
+
+    def add(self, block: Block, one: Access, two: Access) -> None:
+        """Two accesses that conflict and have no order."""
+        race = race_between(block, one, two)
+        if race is None:
+            return
+        key, rank = _key(race), _rank(race)
+        case = self._cases.setdefault(key, _Case(rank, race))
+        if rank < case.rank:
+            case.rank, case.race = rank, race
+        later = race.in_order[1].operation
+        if key not in later.blamed:
+            later.blamed |= {key}
+            case.occurrences += 1
+
+    def findings(self) -> list[Finding]:
+        """One finding per pair of places; a possible access is not told where a certain one is."""
+        return [
+            finding_of(case.race, case.occurrences)
+            for key, case in self._cases.items()
+            if key[-1] or (*key[:-1], True) not in self._cases
+        ]
+
+
+def _key(race: Race) -> Key:
+    block = race.block
+    places = race.first.operation.place, race.second.operation.place
+    return race.code, *places, block.space, block.stack[:1], race.certain
+
+
+def _rank(race: Race) -> _Rank:
+    """Least for the race to show."""
+    earlier, later = (access.operation.number for access in race.in_order)
+    return later, -earlier, *race.overlap, not race.first.write, not race.second.write
