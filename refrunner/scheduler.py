@@ -185,9 +185,7 @@ class Scheduler:
             new_blocks[request.request_id] = (tuple(request.blocks),)
             scheduled[request.request_id] = count
             budget -= count
-            new.append(
-                NewRequest(request.request_id, tuple(request.token_ids), request.prompt_len, request.sampling)
-            )
+            new.append(NewRequest(request.request_id, tuple(request.token_ids), request.prompt_len, request.sampling))
         return new
 
     def _advance(self, scheduled: dict[str, int]) -> tuple[TrackedRequest, ...]:
@@ -264,7 +262,7 @@ class Scheduler:
                 f"request {request_id!r} with {prompt_len} prompt tokens",
                 f"prompt and at least one generated token must fit into {self._config.max_model_len} positions",
                 "the context of the model or the runner ends there, and dropping tokens would change the question",
-                f"at most {self._config.max_model_len - 1} prompt tokens, or a larger max_model_len if the model has it",
+                f"at most {self._config.max_model_len - 1} prompt tokens, or a larger max_model_len",
             )
         longest = min(prompt_len + sampling.max_tokens, self._config.max_model_len)
         if self._blocks_for(longest) > self._pool.capacity:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mrv2.checks.findings import JSON, Finding, RunVerdict, Soundness, Verdict, verdict_of
-from mrv2.fuzz.targets.protocols import Feature, Runner, RunnerTarget
+from mrv2.fuzz.targets.protocols import Feature, RunnerTarget
 from mrv2.fuzz.workload import Driver, RequestResult, Trace, Workload, WorkloadRequest
 from mrv2.refrunner.api import NewRequest
 from mrv2.refrunner.oracle.oracle import Oracle, ScoredToken
@@ -201,4 +201,3 @@ def _metrics(judged: _Judged) -> Mapping[str, JSON]:
         "largest logprob error": judged.largest_error,
         "largest logprob error over its bound": judged.largest_ratio,
     }
-

@@ -26,7 +26,8 @@ def missing_features(target: RunnerTarget, needed: tuple[Feature, ...]) -> list[
 def unexercised(trace: Trace, workload: Workload) -> list[str]:
     """What the workload was to exercise and did not; a stage with an entry here may not pass."""
     wanted = {"preempted": 2, "resumed": 2, "aborted": 1, "chunked": 1}
-    missing = [f"{name} {trace.counts[name]} of {count}" for name, count in wanted.items() if trace.counts[name] < count]
+    counts = trace.counts
+    missing = [f"{name} {counts[name]} of {count}" for name, count in wanted.items() if counts[name] < count]
     spoke = {name for name, result in trace.results.items() if result.token_ids}
     silent = [request.request_id for request in workload.requests if request.request_id not in spoke]
     return missing + [f"{name} generated nothing" for name in silent]

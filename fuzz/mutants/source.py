@@ -71,14 +71,15 @@ def _rewrite(path: Path, mutation: Mutation) -> None:
     count = text.count(mutation.old)
     if count != 1:
         raise ValueError(
-            f"mutation {mutation.name!r}: its old text must occur exactly once in {mutation.file}, found {count} times; "
+            f"mutation {mutation.name!r}: its old text must occur once in {mutation.file}, found {count} times; "
             "a mutant that changes nothing would look like a fault that nobody catches; write the text as it is now"
         )
     path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
 
 
 def _import_package(name: str, folder: Path) -> None:
-    spec = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+    init = folder / "__init__.py"
+    spec = importlib.util.spec_from_file_location(name, init, submodule_search_locations=[str(folder)])
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

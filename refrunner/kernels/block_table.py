@@ -20,7 +20,7 @@ def gather_block_tables(
     batch_table_stride,
     num_requests,
     BLOCK: tl.constexpr,
-):
+) -> None:
     """Copy the valid entries of each row into the batch's table; a padding request gets the null block."""
     request = tl.program_id(0).to(tl.int64)
     out_ptr = batch_table_ptr + request * batch_table_stride
@@ -46,7 +46,7 @@ def compute_slot_mapping(
     capacity,
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+) -> None:
     """KV slot of each lane: block id * block size + offset. The last program pads the whole rest of the buffer."""
     request = tl.program_id(0)
     start = tl.load(query_start_loc_ptr + request)

@@ -20,7 +20,7 @@ _TWO_POW_MINUS_64 = tl.constexpr(5.421010862427522e-20)
 
 
 @kernel
-def random_words(seed, position, first_token, purpose, part, BLOCK: tl.constexpr):
+def random_words(seed, position, first_token, purpose, part, BLOCK: tl.constexpr) -> tl.tensor:
     """32 random bits for each of the tokens first_token .. first_token + BLOCK - 1 (both multiples of 4)."""
     group = first_token // 4 + tl.arange(0, BLOCK // 4)
     zero = tl.zeros([BLOCK // 4], tl.int32)
@@ -29,7 +29,7 @@ def random_words(seed, position, first_token, purpose, part, BLOCK: tl.constexpr
 
 
 @kernel
-def gumbel_noise(high, low):
+def gumbel_noise(high, low) -> tl.tensor:
     """Standard Gumbel noise, float32, from 64 random bits per token.
 
     -log1p(-u) is taken by Kahan's device for small u: with w = 1 - u rounded, log(w) * u / (w - 1) is accurate
@@ -62,7 +62,7 @@ def sample_blocks(
     vocab_size,
     num_blocks,
     BLOCK: tl.constexpr,
-):
+) -> None:
     """Winner of one block of one row, and the block's share of the softmax denominator.
 
     A NaN logit loses against every number. Temperature 0 takes the largest logit; the lowest id wins ties.
@@ -73,7 +73,8 @@ def sample_blocks(
     temperature = tl.load(temperature_ptr + row)
     first_token = block * BLOCK
     token = first_token + tl.arange(0, BLOCK)
-    logit = tl.load(logits_ptr + index.to(tl.int64) * logits_stride + token, mask=token < vocab_size, other=float("-inf"))
+    row_ptr = logits_ptr + index.to(tl.int64) * logits_stride
+    logit = tl.load(row_ptr + token, mask=token < vocab_size, other=float("-inf"))
     score = tl.where(logit == logit, logit, float("-inf"))
     if temperature > 0.0:
         seed = tl.load(seed_ptr + row)
@@ -104,7 +105,7 @@ def combine_blocks(
     logprob_ptr,  # [N] float32, out
     num_blocks,
     BLOCKS: tl.constexpr,
-):
+) -> None:
     """Winner of a row over its blocks, and its log-probability under the softmax of the raw logits.
 
     The block sums are added as a tree, not one after another, which keeps the rounding error near log2(blocks)

@@ -18,7 +18,7 @@ def prepare_positions(
     seq_lens_ptr,  # [padded N] int32, out
     num_requests,
     BLOCK: tl.constexpr,
-):
+) -> None:
     """Position of every lane, and the sequence length of every request after this step.
 
     Padding requests get length 0, so that an attention kernel reads nothing for them.
@@ -49,7 +49,7 @@ def gather_input_ids(
     input_ids_ptr,  # [T] int32, out
     max_model_len,
     BLOCK: tl.constexpr,
-):
+) -> None:
     """Token of every lane.
 
     The newest token of a sequence comes from ``last_sampled``, all earlier ones from the token table. It has one
@@ -83,7 +83,7 @@ def post_update(
     token_ids_ptr,  # [R, L] int32, out
     token_ids_stride,
     max_model_len,
-):
+) -> None:
     """Advance the state of each row by what this step computed and drew.
 
     The drawn token counts only if the step reached the end of the known sequence; after a prefill chunk that did

@@ -14,7 +14,7 @@ def apply_staged_writes(
     offsets_ptr,  # [writes + 1] int32, prefix sums of the lengths
     values_ptr,  # [offsets[-1]], type of the table
     BLOCK: tl.constexpr,
-):
+) -> None:
     """Program i copies segment i of ``values`` to ``table[rows[i], starts[i]:]``.
 
     Segments must not overlap: programs run in no particular order, so the host resolves conflicts before.

@@ -28,9 +28,7 @@ class Sampled:
     logprobs: Tensor
 
 
-def sample(
-    logits: Tensor, rows: Tensor, positions: Tensor, temperature: Tensor, seeds: Tensor
-) -> Sampled:
+def sample(logits: Tensor, rows: Tensor, positions: Tensor, temperature: Tensor, seeds: Tensor) -> Sampled:
     """Draw one token per row of logits; enqueues two launches and waits for nothing.
 
     Args:
