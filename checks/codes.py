@@ -161,7 +161,7 @@ _ENTRIES = (
         soundness=Soundness.SOUND,
         rule="a runner executes every legal step and answers with the tokens and logprobs of its requests",
         why="what comes after a crash was not checked, so nothing can be said about it",
-        remedy="the place is the target's own stack, innermost first; --debug shows the whole traceback",
+        remedy="start at the first place named, the innermost of the target's own frames; --debug shows the traceback",
         example=Example(
             "return StepOutput({r: int(t) for ...}, {})                        # a bare int, no logprobs",
             "return StepOutput({r: (int(t),) for ...}, {r: (float(p),) for ...})",

@@ -95,4 +95,5 @@ def _is_library(module: str) -> bool:
 
 
 def _site(frame: FrameType, line: int) -> Site:
-    return Site(f"{_module(frame).replace('.', '/')}.py", line, frame.f_code.co_qualname)
+    file = _module(frame).removeprefix("mrv2.").replace(".", "/")  # our rooms lie at the top of our repository
+    return Site(f"{file}.py", line, frame.f_code.co_qualname)

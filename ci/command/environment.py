@@ -15,9 +15,9 @@ from pathlib import Path
 
 from mrv2.checks.findings import JSON
 
-REQUIRED = ("torch", "triton", "numpy", "scipy", "hypothesis", "pytest", "pytest-xdist", "rich", "typer")
+REQUIRED = ("torch", "triton", "numpy", "scipy", "hypothesis", "pytest", "pytest-xdist", "rich", "typer", "jsonschema")
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "model": ("transformers", "gguf", "safetensors", "tokenizers"),
+    "model": ("transformers", "gguf", "safetensors", "tokenizers", "accelerate"),
     "report": ("jinja2", "matplotlib"),
     "cluster": ("ray",),
     "dev": ("build", "import-linter", "mypy", "ruff", "setuptools"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from mrv2.checks.codes import CODES, UnknownCodeError
 from mrv2.checks.findings import RunVerdict
 from mrv2.ci.report.baseline import Baseline
 from mrv2.ci.report.outcome import ReportedFinding, RunOutcome, StageOutcome, judge
@@ -24,6 +26,7 @@ class Execution:
         target: what is verified.
         budget: how much work each stage may do.
         baseline: accepted findings.
+        debug: show the traceback of a crash of the target.
         stopped: after :meth:`run`, what ended it early: Ctrl-C, a refusal at startup, or an error of ours. It is kept
             and not raised, so that what was finished before can still be reported.
     """
@@ -31,6 +34,7 @@ class Execution:
     target: RunnerTarget
     budget: Budget
     baseline: Baseline
+    debug: bool = False
     stopped: BaseException | None = None
     _finished: list[StageOutcome] = field(default_factory=list)
     _refusal: ReportedFinding | None = None
@@ -66,6 +70,7 @@ class Execution:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a target raises anything
             result = self._explain(stage.name, error)
         seconds = time.perf_counter() - began
+        _check_codes(result)
         findings = judge(stage.name, result.findings, self.baseline.reasons)
         outcome = StageOutcome(stage.name, result, seconds, findings)
         self._finished.append(outcome)
@@ -87,5 +92,18 @@ class Execution:
         where = target_frames(error)
         if not where:
             raise error
+        if self.debug:
+            traceback.print_exception(error)
         finding = crash_finding(error, where)
         return StageResult(RunVerdict.INCONCLUSIVE, f"stopped by a crash of the target: {error!r:.200}", (finding,))
+
+
+def _check_codes(result: StageResult) -> None:
+    """Refuse codes that nobody can look up, wherever they come from: a target reports broken invariants itself.
+
+    Raises:
+        UnknownCodeError: a finding has such a code.
+    """
+    for finding in result.findings:
+        if finding.code not in CODES:
+            raise UnknownCodeError(finding.code, ())

@@ -22,11 +22,14 @@ _REFERENCE_TARGET = "mrv2.fuzz.targets.reference:ReferenceTarget"
 def importable(folder: Path) -> Iterator[None]:
     """Let modules of ``folder`` be imported for a while; last in the search order, so that they shadow nothing."""
     entry = str(folder)
-    sys.path.append(entry)
+    added = entry not in sys.path
+    if added:
+        sys.path.append(entry)
     try:
         yield
     finally:
-        sys.path.remove(entry)
+        if added and entry in sys.path:
+            sys.path.remove(entry)
 
 
 def resolve_target(reference: str) -> RunnerTarget:

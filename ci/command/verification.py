@@ -42,6 +42,7 @@ class Settings:
     baseline: Path | None
     strict: bool
     json: Path | None
+    debug: bool
 
 
 def run(settings: Settings) -> None:
@@ -62,7 +63,7 @@ def run(settings: Settings) -> None:
         out = output()
         screen.line(out, model.line)
         stages, left_out = _select(catalog.stages_for(target, model.reference, model.checkpoint), settings.stages)
-        execution = Execution(target, budget, baseline)
+        execution = Execution(target, budget, baseline, settings.debug)
         outcome = execution.run(stages, left_out, Display(notes(), len(stages)))
     _report(out, settings, target, model, outcome)
     _leave(execution.stopped, outcome, settings.strict)

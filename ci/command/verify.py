@@ -27,4 +27,4 @@ def verify(
     with guarded(debug):
         from .verification import Settings, run
 
-        run(Settings(target, model, profile, seed, tuple(stage or ()), baseline, strict, json))
+        run(Settings(target, model, profile, seed, tuple(stage or ()), baseline, strict, json, debug))

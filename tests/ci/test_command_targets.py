@@ -165,6 +165,13 @@ def test_all_that_is_missing_is_listed_at_once(name: str, faults: list[str]) -> 
     assert [part.partition(":")[0].partition("(")[0] for part in listed.split("; ")] == faults
 
 
+def test_folder_that_is_searched_already_keeps_its_place(tmp_path: Path) -> None:
+    before = list(sys.path)
+    with importable(Path(before[0])):
+        assert sys.path == before
+    assert sys.path == before
+
+
 def test_search_path_is_put_back_on_errors(tmp_path: Path) -> None:
     before = list(sys.path)
     with pytest.raises(InputError), importable(tmp_path / "more"):

@@ -284,6 +284,20 @@ def test_debug_shows_the_traceback_without_locals(verify: Verify) -> None:
     assert "do not show" not in result.stderr
 
 
+def test_debug_shows_the_traceback_of_a_crashed_target(verify: Verify) -> None:
+    result = verify([drives("first", "boom")], "--debug")
+    assert result.exit_code == 1
+    assert "Traceback" in result.stderr and "ZeroDivisionError: boom" in result.stderr
+    assert "do not show" not in result.stderr
+
+
+def test_finding_with_an_unknown_code_is_refused(verify: Verify) -> None:
+    odd = Finding("ACME1", Verdict.VIOLATION, Soundness.SOUND, "own code")
+    result = verify([answers("first", RunVerdict.FAIL, odd)])
+    assert result.exit_code == 2
+    assert "error: code 'ACME1'" in result.stderr
+
+
 def test_refusal_at_startup_ends_the_run(verify: Verify, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     result = verify([PASSING, drives("second", "x")], "--json", str(path), target="fake_engine:Refusing")
