@@ -115,7 +115,7 @@ class Oracle:
 
 
 def runner_temperature(sampling: SamplingParams) -> float:
-    """The temperature as the device stores it, in float32; a value below float32's range becomes 0, greedy."""
+    """The temperature as the device stores it, in float32."""
     return float(np.float32(sampling.temperature))
 
 
