@@ -1,4 +1,4 @@
-"""Settings of every test: deterministic Hypothesis, one thread per worker, GPU tests only where there is a GPU."""
+"""Settings of every test: deterministic Hypothesis, one width, one thread per worker, GPU tests only with a GPU."""
 
 import os
 import sys
@@ -8,6 +8,9 @@ from hypothesis import settings
 
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 settings.load_profile("ci")
+
+# What the command prints is laid out for one width wherever the tests run; workers of pytest-xdist would see another.
+os.environ["COLUMNS"] = "120"
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One worker runs per core already. The variables reach the commands that tests start, and torch if it comes later.
