@@ -9,9 +9,9 @@ element is moved by one unit in the last place. This is stochastic arithmetic (V
 for reliable scientific computation"); the model behind it is that a deviation is a sum of many small,
 mean-independent roundings (Higham and Mary 2019, "A new approach to probabilistic rounding error analysis").
 The *level* at a position is the largest deviation from float64 of any token's logit in any of the six runs. It is
-taken for each position on its own, because conditioning differs: on a trained model one position in a few hundred
-amplifies rounding a hundredfold (a huge activation computed as a difference). The bound is ``SAFETY`` = 8 times the
-level, 2 x 4:
+taken for each position on its own, because conditioning differs: on SmolLM2 about one position in four hundred
+amplifies rounding ten- to five-hundredfold (one huge activation takes up all the error). The bound is ``SAFETY`` = 8
+times the level, 2 x 4:
 
 * 2 because another implementation adds in another order. Root mean square error of dot products of 64, 128, 576 and
   1,536 terms relative to the twins' own (CPU matrix product, measured): one running sum without fused
