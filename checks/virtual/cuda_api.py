@@ -1,0 +1,182 @@
+"""What stands in for ``torch.cuda`` and ``torch.accelerator`` while a virtual device is open."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .streams import Event, GenericEvent, GenericStream, Stream, queue_of
+from .tensor import DEVICE
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
+
+#: Memory of the device, in bytes, as it tells the program.
+TOTAL_MEMORY = 80 << 30
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """``torch.cuda.get_device_properties()``: a Hopper device, so that programs take their usual paths."""
+
+    name: str = "virtual device"
+    major: int = 9
+    minor: int = 0
+    total_memory: int = TOTAL_MEMORY
+    multi_processor_count: int = 132
+    warp_size: int = 32
+    max_threads_per_multi_processor: int = 2048
+    shared_memory_per_block: int = 48 << 10
+    shared_memory_per_block_optin: int = 227 << 10
+    shared_memory_per_multiprocessor: int = 228 << 10
+    regs_per_multiprocessor: int = 65536
+    L2_cache_size: int = 50 << 20
+    is_integrated: int = 0
+    is_multi_gpu_board: int = 0
+    gcnArchName: str = ""  # noqa: N815 - torch's name
+
+
+class CudaApi:
+    """The functions, bound to one device."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def cuda(self) -> dict[str, Any]:
+        """Name -> replacement for ``torch.cuda``."""
+        runtime, memory = self._runtime, self._runtime.memory
+        return {
+            "Stream": Stream,
+            "Event": Event,
+            "stream": self._stream_context,
+            "StreamContext": self._stream_context,
+            "current_stream": lambda device=None: runtime.current_stream(),
+            "default_stream": lambda device=None: runtime.streams.handle(runtime.streams.default),
+            "set_stream": self._set_stream,
+            "synchronize": lambda device=None: runtime.synchronize_device(),
+            "empty_cache": lambda: None,
+            "ipc_collect": lambda: None,
+            "memory_allocated": lambda device=None: memory.allocated,
+            "max_memory_allocated": lambda device=None: memory.peak,
+            "memory_reserved": lambda device=None: memory.peak,
+            "max_memory_reserved": lambda device=None: memory.peak,
+            "reset_peak_memory_stats": lambda device=None: memory.reset_peak(),
+            "reset_max_memory_allocated": lambda device=None: memory.reset_peak(),
+            "memory_stats": lambda device=None: self._memory_stats(),
+            "mem_get_info": lambda device=None: (TOTAL_MEMORY - memory.allocated, TOTAL_MEMORY),
+            "_sleep": self._sleep,
+            **_IDENTITY,
+        }
+
+    def accelerator(self) -> dict[str, Any]:
+        """Name -> replacement for ``torch.accelerator``."""
+        runtime, memory = self._runtime, self._runtime.memory
+        return {
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "current_accelerator": lambda check_available=False: DEVICE.__class__("cuda"),
+            "current_device_index": lambda: 0,
+            "current_device_idx": lambda: 0,
+            "set_device_index": lambda device: None,
+            "set_device_idx": lambda device: None,
+            "current_stream": lambda device=None: _generic(runtime.current_stream()),
+            "set_stream": self._set_stream,
+            "synchronize": lambda device=None: runtime.synchronize_device("torch.accelerator.synchronize"),
+            "device_index": lambda device: contextlib.nullcontext(),
+            "empty_cache": lambda: None,
+            "empty_host_cache": lambda: None,
+            "memory_allocated": lambda device=None: memory.allocated,
+            "max_memory_allocated": lambda device=None: memory.peak,
+            "memory_reserved": lambda device=None: memory.peak,
+            "max_memory_reserved": lambda device=None: memory.peak,
+            "reset_peak_memory_stats": lambda device=None: memory.reset_peak(),
+            "memory_stats": lambda device=None: self._memory_stats(),
+            "get_memory_info": lambda device=None: (TOTAL_MEMORY - memory.allocated, TOTAL_MEMORY),
+        }
+
+    def _set_stream(self, stream: GenericStream) -> None:
+        self._runtime.set_current_queue(queue_of(stream))
+
+    @contextlib.contextmanager
+    def _stream_context(self, stream: GenericStream | None) -> Iterator[None]:
+        outer = self._runtime.current_queue()
+        if stream is not None:
+            self._runtime.set_current_queue(queue_of(stream))
+        try:
+            yield
+        finally:
+            self._runtime.set_current_queue(outer)
+
+    def _memory_stats(self) -> Mapping[str, int]:
+        memory = self._runtime.memory
+        values = {"current": memory.allocated, "peak": memory.peak}
+        kinds = ("allocated_bytes", "reserved_bytes", "active_bytes")
+        return {f"{kind}.all.{name}": value for kind in kinds for name, value in values.items()}
+
+    def _sleep(self, cycles: int) -> None:
+        from ..events import OperationKind
+
+        self._runtime.enqueue("torch.cuda._sleep", OperationKind.KERNEL, None)
+
+
+def _generic(stream: Stream) -> Any:
+    return GenericStream._at(stream._priority, stream._place)
+
+
+def _raise_out_of_range(device: Any) -> None:
+    index = getattr(device, "index", device)
+    if isinstance(index, int) and index > 0:
+        raise RuntimeError(f"CUDA error: invalid device ordinal {index}: the virtual device is one device")
+
+
+class _DeviceContext:
+    """``torch.cuda.device``."""
+
+    def __init__(self, device: Any = None) -> None:
+        _raise_out_of_range(device)
+        self.idx = 0
+        self.prev_idx = 0
+
+    def __enter__(self) -> None:
+        """Nothing to switch: there is one device."""
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+_PROPERTIES = DeviceProperties()
+_IDENTITY: dict[str, Any] = {
+    "is_available": lambda: True,
+    "is_initialized": lambda: True,
+    "init": lambda: None,
+    "_lazy_init": lambda: None,
+    "_lazy_call": lambda function, **_: function(),
+    "_is_in_bad_fork": lambda: False,
+    "device_count": lambda: 1,
+    "current_device": lambda: 0,
+    "set_device": _raise_out_of_range,
+    "device": _DeviceContext,
+    "device_of": _DeviceContext,
+    "_exchange_device": lambda device: 0,
+    "_maybe_exchange_device": lambda device: 0,
+    "get_device_name": lambda device=None: _PROPERTIES.name,
+    "get_device_properties": lambda device=None: _PROPERTIES,
+    "get_device_capability": lambda device=None: (_PROPERTIES.major, _PROPERTIES.minor),
+    "get_arch_list": lambda: ["sm_90"],
+    "is_bf16_supported": lambda including_emulation=True: True,
+    "is_tf32_supported": lambda: True,
+    "can_device_access_peer": lambda device, peer: False,
+}
+
+NVTX: dict[str, Any] = {
+    "range_push": lambda msg: 0,
+    "range_pop": lambda: 0,
+    "range_start": lambda msg: 0,
+    "range_end": lambda range_id: None,
+    "mark": lambda msg: None,
+    "range": lambda msg, *args, **kwargs: contextlib.nullcontext(),
+}
+
+GENERIC: dict[str, Any] = {"Stream": GenericStream, "Event": GenericEvent}

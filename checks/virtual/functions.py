@@ -1,0 +1,175 @@
+"""Python calls that C++ would answer before any operator is dispatched.
+
+On a CPU-only torch ``x.to("cuda")`` raises and ``x.to("cpu")`` is a no-op, and ``numpy()`` or ``tolist()`` of pinned
+memory reads it without an operator. A torch-function mode sees these calls; all others it passes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .errors import UnsupportedOperationError
+from .layouts import tensor_ranges
+from .operators import needs_device
+from .queues import below_modes
+from .tensor import DEVICE, DeviceTensor
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
+
+Handler = Callable[["Runtime", Any, tuple[Any, ...], dict[str, Any]], Any]
+_handlers: dict[Any, Handler] = {}
+
+
+def handler_of(func: Any) -> Handler | None:
+    """Who answers a call instead of torch, if anyone does."""
+    return _handlers.get(func)
+
+
+def _handles(*functions: Any) -> Callable[[Handler], Handler]:
+    def register(handler: Handler) -> Handler:
+        for function in functions:
+            _handlers[function] = handler
+        return handler
+
+    return register
+
+
+def names_device_tensor(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> bool:
+    """Whether a C++ function was given a device tensor and no device: then what it allocates is the device's."""
+    if isinstance(func, FunctionType) or (kwargs and kwargs.get("device") is not None):
+        return False
+    for value in (*args, *(kwargs or {}).values()):
+        if type(value) is DeviceTensor:
+            return True
+        if isinstance(value, (list, tuple)) and any(type(item) is DeviceTensor for item in value):
+            return True
+    return False
+
+
+@_handles(Tensor.to)
+def _to(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor, rest = args[0], args[1:]
+    targets = (*rest[:1], kwargs.get("device"), kwargs.get("other"))
+    named = any(type(t) is DeviceTensor or (isinstance(t, str | int | torch.device) and _is_device(t)) for t in targets)
+    if type(tensor) is DeviceTensor or named:
+        return runtime.copies.to(tensor, rest, kwargs)
+    return func(*args, **kwargs)
+
+
+def _is_device(value: Any) -> bool:
+    return not isinstance(value, bool) and needs_device(value)
+
+
+@_handles(Tensor.cuda)
+def _cuda(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    flags = {name: value for name, value in kwargs.items() if name in ("non_blocking", "memory_format")}
+    if len(args) > 2:
+        flags["non_blocking"] = args[2]
+    return runtime.copies.to(args[0], (DEVICE,), flags)
+
+
+@_handles(Tensor.cpu)
+def _cpu(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0].cpu(**kwargs) if type(args[0]) is DeviceTensor else func(*args, **kwargs)
+
+
+@_handles(Tensor.type)
+def _type(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor, *rest = args
+    if type(tensor) is DeviceTensor:
+        return tensor.type(*rest, **kwargs)
+    wanted = rest[0] if rest else kwargs.get("dtype")
+    if isinstance(wanted, str) and wanted.startswith("torch.cuda."):
+        return runtime.copies.as_type(tensor, wanted, bool(kwargs.get("non_blocking", False)))
+    return func(*args, **kwargs)
+
+
+@_handles(Tensor.numpy, Tensor.__array__)
+def _numpy(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = args[0]
+    if type(tensor) is DeviceTensor:
+        return tensor.numpy(**kwargs)
+    with below_modes():
+        array = func(*args, **kwargs)
+        tracked = runtime.wrap_array is not None and runtime.find_block(tensor.data_ptr()) is not None
+    return runtime.wrap_array(array) if tracked and runtime.wrap_array is not None else array
+
+
+@_handles(Tensor.tolist)
+def _tolist(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = args[0]
+    if type(tensor) is DeviceTensor:
+        return tensor.tolist()
+    with below_modes():
+        if runtime.memory.pinned_blocks:
+            runtime.host_access(tensor_ranges(tensor), write=False, name="Tensor.tolist")
+        return func(*args, **kwargs)
+
+
+@_handles(torch.tensor)
+def _tensor(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    device, pin = kwargs.pop("device", None), kwargs.pop("pin_memory", False)
+    source = args[0] if args else kwargs["data"]
+    if type(source) is DeviceTensor:
+        dtype = kwargs.get("dtype")
+        copy = runtime.copies.to(source.detach(), (device or DEVICE,), {"dtype": dtype, "copy": True})
+        return copy.requires_grad_(kwargs.get("requires_grad", False))
+    made = func(*args, **kwargs)
+    return _placed(runtime, made, device, pin)
+
+
+@_handles(Tensor.new_tensor)
+def _new_tensor(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    device = kwargs.pop("device", None)
+    like, *rest = args
+    if device is None and type(like) is DeviceTensor:
+        device = DEVICE
+    kwargs.setdefault("dtype", like.dtype)
+    return _tensor(runtime, torch.tensor, tuple(rest), {**kwargs, "device": device})
+
+
+@_handles(torch.as_tensor, torch.asarray)
+def _as_tensor(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    source = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+    device = kwargs.pop("device", None)
+    if len(args) > 2:  # as_tensor(data, dtype, device)
+        args, device = args[:2], args[2]
+    dtype = kwargs.get("dtype", args[1] if len(args) > 1 else None)
+    if isinstance(source, Tensor):
+        target = source.device if device is None else device
+        flags = {"dtype": dtype, "copy": bool(kwargs.get("copy", False))}
+        return _to(runtime, Tensor.to, (source, target), flags)
+    if needs_device(device) and hasattr(source, "__cuda_array_interface__"):
+        return runtime.copies.view_of_pinned(source)
+    return _placed(runtime, func(*args, **kwargs), device, pin=False)
+
+
+@_handles(Tensor.data.__set__)  # type: ignore[attr-defined]
+def _set_data(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor, value = args
+    if type(value) is DeviceTensor and type(tensor) is not DeviceTensor:
+        raise UnsupportedOperationError(
+            "assignment of a device tensor to .data of a host tensor",
+            "a tensor stays on the side where it was made",
+            "the two sides are different Python types on the virtual device",
+            "a new tensor, or torch.nn.Module.to",
+        )
+    return func(*args, **kwargs)
+
+
+def _placed(runtime: Runtime, made: Tensor, device: Any, pin: bool) -> Tensor:
+    """A tensor that was built in pageable memory, moved to where it was asked for."""
+    if needs_device(device):
+        with below_modes():
+            moved = runtime.copies.upload(made)
+            return moved.requires_grad_(made.requires_grad)
+    if pin:
+        with below_modes():
+            return runtime.copies.pinned_like(made.detach()).requires_grad_(made.requires_grad)
+    return made

@@ -1,0 +1,211 @@
+"""What an operator returns, told without running it: meta kernels, asked once per layout.
+
+A plan is found by operator, layouts and the arguments on which shapes can depend. Numbers in the place of a scalar
+operand (``x * 3.0``) only matter by their type, so a program that counts up does not grow the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .layouts import Layout, layout_of
+
+#: Plans remembered before the table starts anew.
+MAX_PLANS = 1 << 16
+#: Their shape depends on the value of scalar operands.
+_SHAPED_BY_SCALARS = frozenset({"aten::arange", "aten::range", "aten::linspace", "aten::logspace", "aten::bucketize"})
+_DATA_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+
+
+class Operator:
+    """What a schema says of one overload.
+
+    Attributes:
+        name: e.g. ``"aten.add"``, for people.
+        schema_name: e.g. ``"aten::add"``.
+        writes: positions and names of the arguments it writes.
+        view: its outputs are views of its input.
+        metadata: of its tensor arguments it reads the shape only.
+        composite: it is made of other operators.
+        waits: its output's shape or value depends on data.
+        random: it draws random numbers.
+        changes_shape: it changes the shape of its argument in place.
+        allocates: it only allocates.
+    """
+
+    def __init__(self, func: Any) -> None:
+        schema = func._schema
+        arguments = schema.arguments
+        self.func = func
+        self.schema_name: str = schema.name
+        self.name = schema.name.replace("::", ".")
+        short = schema.name.rpartition("::")[2]
+        self.writes = [(i, a.name) for i, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write]
+        self.mutates = bool(self.writes)
+        reads_alias = any(a.alias_info and not a.alias_info.is_write for a in arguments)
+        self.view = not self.mutates and (reads_alias or short in ("_unsafe_view", "_reshape_alias"))
+        self.metadata = short.startswith("new_") or short.endswith("_like")
+        self.composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+        self.waits = bool(_DATA_DEPENDENT & set(func.tags))
+        self.random = torch.Tag.nondeterministic_seeded in func.tags
+        self.changes_shape = torch.Tag.inplace_view in func.tags
+        self.allocates = short.startswith(("empty", "new_empty"))
+        self.factory = any(a.name == "pin_memory" for a in arguments)
+        scalars = {a.name for a in arguments if str(a.type) == "number" or str(a.type) == "Scalar"}
+        self.scalars: frozenset[str] = frozenset() if self.schema_name in _SHAPED_BY_SCALARS else frozenset(scalars)
+        self.scalar_places = frozenset(i for i, a in enumerate(arguments) if a.name in self.scalars)
+        self.returns_list = len(schema.returns) == 1 and "[]" in str(schema.returns[0].type)
+        self.returns_one = len(schema.returns) == 1 and not self.returns_list
+        self.returns_nothing = not schema.returns
+
+    def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+        """The arguments that a call writes."""
+        found: list[Tensor] = []
+        for index, name in self.writes:
+            value = args[index] if index < len(args) else kwargs.get(name)
+            if isinstance(value, Tensor):
+                found.append(value)
+            elif value is not None:
+                found.extend(value)
+        return found
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """An output in memory of its own."""
+
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Same:
+    """An output that is the ``index``-th tensor argument."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Resized:
+    """An output that is the ``index``-th tensor argument, given another shape first."""
+
+    index: int
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Value:
+    """An output that is no tensor."""
+
+    value: Any
+
+
+Output = Fresh | Same | Resized | Value
+
+
+class NoPlan(Exception):
+    """No meta kernel, or one that refused; the operator has to run before its outputs are known."""
+
+
+_operators: dict[Any, Operator] = {}
+_plans: dict[Any, tuple[Output, ...]] = {}
+
+
+def operator_of(func: Any) -> Operator:
+    """What is known of an overload."""
+    found = _operators.get(func)
+    if found is None:
+        found = _operators[func] = Operator(func)
+    return found
+
+
+def plan(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[Tensor]) -> Any:
+    """The outputs of a call.
+
+    Args:
+        operator: which.
+        args: with plain tensors.
+        kwargs: with plain tensors.
+        tensors: the plain tensors among them, in order.
+
+    Raises:
+        NoPlan: only running it would tell.
+    """
+    key = _key(operator, args, kwargs)
+    found = _plans.get(key)
+    if found is None:
+        found = _infer(operator, args, kwargs, len(tensors))
+        if len(_plans) >= MAX_PLANS:
+            _plans.clear()
+        _plans[key] = found
+    return found
+
+
+def _key(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    parts: list[Any] = [operator]
+    places = operator.scalar_places
+    for index, value in enumerate(args):
+        kind = type(value)
+        if isinstance(value, Tensor):
+            parts.append(layout_of(value))
+        elif index in places:
+            parts.append(kind)
+        elif kind is list or kind is tuple:
+            parts.append(_sequence_key(value))
+        else:
+            parts += (kind, value)
+    for name, value in kwargs.items():
+        if isinstance(value, Tensor):
+            parts += (name, layout_of(value))
+        elif name in operator.scalars:
+            parts += (name, type(value))
+        elif isinstance(value, (list, tuple)):
+            parts += (name, _sequence_key(value))
+        elif name != "generator":
+            parts += (name, type(value), value)
+    return tuple(parts)
+
+
+def _sequence_key(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(layout_of(value) if isinstance(value, Tensor) else (type(value), value) for value in values)
+
+
+def _infer(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], count: int) -> tuple[Output, ...]:
+    models: list[Tensor] = []
+
+    def model(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+            models.append(made)
+            return made
+        if isinstance(value, (list, tuple)):
+            return [model(item) for item in value]
+        return value
+
+    meta_args = [model(value) for value in args]
+    meta_kwargs = {name: model(value) for name, value in kwargs.items() if name != "generator"}
+    if operator.factory:
+        meta_kwargs["device"] = torch.device("meta")
+    before = [(made.shape, made.stride()) for made in models]
+    try:
+        result = operator.func(*meta_args, **meta_kwargs)
+    except Exception as error:
+        raise NoPlan(str(error)) from error
+    assert len(models) == count
+    results = result if isinstance(result, (list, tuple)) else () if result is None else (result,)
+    return tuple(_output(item, models, before) for item in results)
+
+
+def _output(item: Any, models: list[Tensor], before: list[Any]) -> Output:
+    if not isinstance(item, Tensor):
+        return Value(item)
+    for index, made in enumerate(models):
+        if made is item:
+            if (made.shape, made.stride()) == before[index]:
+                return Same(index)
+            return Resized(index, layout_of(made))
+    return Fresh(layout_of(item))

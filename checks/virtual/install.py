@@ -1,0 +1,159 @@
+"""Puts a virtual device in the place of CUDA, and takes it away again.
+
+Every change is one entry of an exit stack, so leaving undoes all of them in reverse order, whatever raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import cuda_api
+from .errors import VirtualDeviceError
+from .functions import handler_of
+from .streams import activate, is_active
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
+
+_MISSING = object()
+
+
+class DispatchMode(TorchDispatchMode):
+    """Sends every operator of its thread to a device."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._dispatch = runtime.dispatch
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Otherwise torch wraps the method below, imports its whole compiler and adds to every call."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """An operator was called, on either side."""
+        return self._dispatch(func, args, kwargs or {})
+
+
+class FunctionMode(TorchFunctionMode):
+    """Sends the few Python calls that never become operators to a device."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._state = runtime.thread_state
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """A function or method of torch was called."""
+        handler = handler_of(func)
+        if handler is not None:
+            return handler(self._runtime, func, args, dict(kwargs) if kwargs else {})
+        state = self._state
+        state.call = (func, args, kwargs)
+        try:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        finally:
+            state.call = None
+
+
+@contextlib.contextmanager
+def modes(runtime: Runtime) -> Iterator[None]:
+    """Both modes, in the calling thread."""
+    with FunctionMode(runtime), DispatchMode(runtime):
+        yield
+
+
+class Patches:
+    """Changes of attributes that are undone together.
+
+    Attributes:
+        touched: (object, name) of every attribute changed.
+    """
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self.touched: list[tuple[Any, str]] = []
+
+    def set(self, target: Any, name: str, value: Any) -> None:
+        """Set an attribute until the stack unwinds; an attribute that did not exist is removed then."""
+        old = vars(target).get(name, _MISSING)
+        setattr(target, name, value)
+        self.touched.append((target, name))
+        self._stack.callback(_restore, target, name, old)
+
+    def set_all(self, target: Any, values: Mapping[str, Any]) -> None:
+        """Set those attributes that the target has in this version of torch."""
+        for name, value in values.items():
+            if hasattr(target, name):
+                self.set(target, name, value)
+
+    def undo(self, function: Callable[..., None], *args: Any) -> None:
+        """Call this when the stack unwinds."""
+        self._stack.callback(function, *args)
+
+
+def _restore(target: Any, name: str, old: Any) -> None:
+    if old is _MISSING:
+        delattr(target, name)
+    else:
+        setattr(target, name, old)
+
+
+@contextlib.contextmanager
+def installed(runtime: Runtime, hooks: tuple[Callable[[Runtime], Callable[[], None]], ...]) -> Iterator[None]:
+    """A device in the place of CUDA, for as long as the context lasts.
+
+    Args:
+        runtime: the device.
+        hooks: further installers; each returns its undo.
+
+    Raises:
+        VirtualDeviceError: there is one already.
+    """
+    if is_active():
+        raise VirtualDeviceError(
+            "virtual_device inside another",
+            "one process has one virtual device at a time",
+            "both would stand in for the same torch.cuda",
+            "one block, or one after the other",
+        )
+    with contextlib.ExitStack() as stack:
+        stack.callback(activate(runtime))
+        patch_torch(runtime, Patches(stack))
+        for hook in hooks:
+            stack.callback(hook(runtime))
+        stack.enter_context(modes(runtime))
+        stack.callback(runtime.close)
+        yield
+
+
+def patch_torch(runtime: Runtime, patches: Patches) -> None:
+    """Replace what the program would reach CUDA by."""
+    api = cuda_api.CudaApi(runtime)
+    functions = api.cuda()
+    patches.set_all(torch.cuda, functions)
+    for module in (torch.cuda.streams, torch.cuda.memory, torch.cuda.random, torch.cuda.graphs):
+        own = {name: value for name, value in functions.items() if _defines(module, name)}
+        patches.set_all(module, own)
+    patches.set_all(torch.cuda.nvtx, cuda_api.NVTX)
+    patches.set_all(torch.accelerator, api.accelerator())
+    patches.set_all(torch, cuda_api.GENERIC)
+    patches.set(torch.Tensor, "record_stream", _record_stream)
+    overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    patches.undo(torch.__future__.set_overwrite_module_params_on_conversion, overwrite)
+
+
+def _defines(module: Any, name: str) -> bool:
+    return bool(getattr(vars(module).get(name), "__module__", None) == module.__name__)
+
+
+def _record_stream(tensor: torch.Tensor, stream: Any) -> None:
+    """Torch's parser would refuse a virtual stream before any mode sees the call, so the method is replaced."""
+    raise NotImplementedError("Could not run 'aten::record_stream' with arguments from the 'CPU' backend.")

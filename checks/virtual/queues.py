@@ -1,0 +1,234 @@
+"""Operations that wait for their turn, and the engine that runs them.
+
+Each stream is a queue: first in, first out. An operation that waits for an event waits for one *record* of it, an
+operation of another queue that was enqueued earlier, so the oldest operation of all can always run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..semantics import LAUNCH_QUEUE_ENTRIES
+
+if TYPE_CHECKING:
+    from ..events import Stack
+
+_Key = torch._C.DispatchKey
+
+
+def _keys_above_kernels() -> torch._C.DispatchKeySet:
+    names = ("Python", "PythonTLSSnapshot", "ADInplaceOrView", "AutocastCPU", "AutocastCUDA", "AutogradCPU")
+    keys = torch._C.DispatchKeySet(getattr(_Key, names[0]))
+    for name in (*names[1:], "AutogradOther", "AutogradCUDA"):
+        keys = keys.add(getattr(_Key, name))
+    return keys
+
+
+_ABOVE_KERNELS = _keys_above_kernels()
+
+
+@contextlib.contextmanager
+def below_modes() -> Iterator[None]:
+    """Run plain kernels: no mode, no autograd, no autocast, no inference-mode check.
+
+    Deferred work runs inside whichever host call drains it. What that caller has switched on must not touch it: casts
+    and gradients were decided when the operation was enqueued, above this level.
+    """
+    with torch._C.DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(_ABOVE_KERNELS):
+        yield
+
+
+class PendingOperation:
+    """One entry of a stream.
+
+    Attributes:
+        id: the sink's number, or -1 for what the sink is not told as an operation.
+        name: for people.
+        run: does the work; None for a mark in the stream.
+        queue: where it stands.
+        number: its place in the order of enqueuing.
+        stack: where the program asked for it.
+        step: of the runner, if known.
+        after: operations of other queues that must be over first.
+        counts: whether it takes an entry of the launch queue.
+        open: its accesses are told while it runs.
+        done: whether it is over.
+    """
+
+    __slots__ = ("after", "counts", "done", "id", "name", "number", "open", "queue", "run", "stack", "step", "then")
+
+    def __init__(
+        self,
+        identity: int,
+        name: str,
+        run: Callable[[], None] | None,
+        queue: Queue,
+        stack: Stack,
+        step: int | None = None,
+        *,
+        after: tuple[PendingOperation, ...] = (),
+        counts: bool = True,
+        open: bool = False,  # noqa: A002 - the contract's name
+    ) -> None:
+        self.id = identity
+        self.name = name
+        self.run = run
+        self.queue = queue
+        self.number = -1
+        self.stack = stack
+        self.step = step
+        self.after = after
+        self.counts = counts
+        self.open = open
+        self.done = False
+        self.then: list[Callable[[], None]] | None = None
+
+    def when_done(self, action: Callable[[], None]) -> None:
+        """Call ``action`` once it is over; at once if it is."""
+        if self.done:
+            action()
+        elif self.then is None:
+            self.then = [action]
+        else:
+            self.then.append(action)
+
+    def blocker(self) -> PendingOperation | None:
+        """An operation that must run first, if there is one."""
+        for other in self.after:
+            if not other.done:
+                return other
+        return None
+
+
+class Queue:
+    """A stream, or one branch of a graph's replay, as the engine sees it.
+
+    Attributes:
+        id: its number on the device; 0 is the default stream.
+        lane: its lane in the sink.
+        name: for people.
+        pending: what has not run yet, oldest first.
+        last: the newest operation, over or not.
+        capture: the graph that is being captured from it, if any.
+        place: priority and index in the pool of a stream that comes from one.
+    """
+
+    __slots__ = ("capture", "id", "lane", "last", "name", "pending", "place")
+
+    def __init__(self, identity: int, lane: int, name: str) -> None:
+        self.id = identity
+        self.lane = lane
+        self.name = name
+        self.pending: deque[PendingOperation] = deque()
+        self.last: PendingOperation | None = None
+        self.capture: object | None = None
+        self.place: tuple[int, int] | None = None
+
+
+class Engine:
+    """Runs operations when told to. Nothing here decides *what* runs next, but for what an awaited one needs."""
+
+    def __init__(self, execute: Callable[[PendingOperation], None]) -> None:
+        """``execute`` does the work of one operation, and lets no fault of it escape."""
+        self._execute = execute
+        self._busy: dict[int, Queue] = {}
+        self._order: deque[PendingOperation] = deque()
+        self._entries = 0
+        self._number = 0
+
+    @property
+    def submitted(self) -> int:
+        """How many operations have been submitted so far."""
+        return self._number
+
+    def oldest(self) -> int:
+        """Number of the oldest operation that is not over; all below it are. The next number if none is pending."""
+        order = self._order
+        while order and order[0].done:
+            order.popleft()
+        return order[0].number if order else self._number
+
+    def submit(self, operation: PendingOperation) -> None:
+        """Append to its queue; if the launch queue is full, the oldest operations run first."""
+        if operation.counts:
+            while self._entries >= LAUNCH_QUEUE_ENTRIES:
+                self.oldest()
+                self.force(self._order[0])
+            self._entries += 1
+        operation.number = self._number
+        self._number += 1
+        queue = operation.queue
+        queue.last = operation
+        queue.pending.append(operation)
+        self._order.append(operation)
+        self._busy[queue.id] = queue
+
+    def ready(self) -> list[Queue]:
+        """Queues whose head has work to do and waits for nothing, by id. Marks at the head are passed on the way."""
+        while True:
+            found, passed = [], False
+            for queue in [*self._busy.values()]:
+                passed |= self._pass_marks(queue)
+                if queue.pending and queue.pending[0].blocker() is None:
+                    found.append(queue)
+            if not passed:
+                break
+        if len(found) > 1:
+            found.sort(key=_by_id)
+        return found
+
+    def run_head(self, queue: Queue) -> None:
+        """Run the oldest operation of a queue, which must wait for nothing."""
+        operation = queue.pending.popleft()
+        if not queue.pending:
+            del self._busy[queue.id]
+        if operation.counts:
+            self._entries -= 1
+        if operation.run is not None:
+            self._execute(operation)
+            operation.run = None
+        operation.done = True
+        operation.after = ()
+        if operation.then is not None:
+            for action in operation.then:
+                action()
+            operation.then = None
+
+    def force(self, target: PendingOperation) -> None:
+        """Run the causal past of an operation, and it, and nothing else."""
+        path = [target]
+        while path:
+            operation = path[-1]
+            if operation.done:
+                path.pop()
+                continue
+            head = operation.queue.pending[0]
+            blocker = head.blocker()
+            if blocker is None:
+                self.run_head(operation.queue)
+            else:
+                path.append(blocker)
+
+    def drain(self) -> None:
+        """Run everything, in the order of enqueuing."""
+        self.oldest()
+        while self._order:
+            self.force(self._order[0])
+            self.oldest()
+
+    def _pass_marks(self, queue: Queue) -> bool:
+        """Pass the heads that are no work of the program; says whether another queue may have become ready by it."""
+        passed = False
+        while queue.pending and not queue.pending[0].counts and queue.pending[0].blocker() is None:
+            self.run_head(queue)
+            passed = True
+        return passed
+
+
+def _by_id(queue: Queue) -> int:
+    return queue.id
