@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -34,14 +35,23 @@ class PassedEvent:
 class Device:
     """Streams, events and pinned memory of one device.
 
-    On CUDA there are two streams: the *main* stream (the one current when the runner was made) runs the whole
+    On CUDA there are two streams: ``main_stream`` (the one current when the runner was made) runs the whole
     step, and ``copy_stream`` downloads results. On the CPU every operation is over when its call returns.
     """
 
     def __init__(self, name: str) -> None:
         self.torch_device = torch.device(name)
         self.asynchronous = self.torch_device.type == "cuda"
+        self.main_stream = torch.cuda.current_stream(self.torch_device) if self.asynchronous else None
         self.copy_stream = torch.cuda.Stream(self.torch_device) if self.asynchronous else None
+
+    def on_main_stream(self) -> AbstractContextManager[object]:
+        """Scope in which the main stream and its device are current, whatever is current in the calling thread.
+
+        Without it a step from another thread, or on the second GPU, would run beside the one before it, and the
+        events of the pinned ring would mark the wrong stream.
+        """
+        return nullcontext() if self.main_stream is None else torch.cuda.stream(self.main_stream)
 
     def pinned_empty(self, size: int, dtype: torch.dtype) -> Tensor:
         """Uninitialised host memory, [size]; page-locked if the device reads it asynchronously."""

@@ -20,6 +20,7 @@ from .attention.interface import AttentionBackend
 from .attention.torch_reference import TorchReferenceAttention
 from .config import RunnerConfig
 from .device import Device
+from .errors import ConfigurationError
 from .input_batch import InputBatch, InputBatchBuilder
 from .invariants import check_invariants
 from .kernels.input_prep import post_update
@@ -32,11 +33,11 @@ from .step_check import StepChecker
 
 
 class ModelRunner:
-    """Executes steps on one device, on the stream that is current when it is called.
+    """Executes steps on one device, on the stream that is current when the runner is made.
 
     Attributes:
         config: capacities and switches.
-        batch: inputs of the last step that scheduled tokens, or None before the first.
+        batch: inputs of the last step; None if that step built none.
     """
 
     def __init__(self, config: RunnerConfig, model: LlamaConfig, tensors: Mapping[str, Tensor]) -> None:
@@ -45,7 +46,11 @@ class ModelRunner:
         Args:
             model: the architecture.
             tensors: weights under their Hugging Face names.
+
+        Raises:
+            ConfigurationError: sequences could become longer than the model's context.
         """
+        _check_context(config, model)
         self.config = config
         self.batch: InputBatch | None = None
         self._device = Device(config.device)
@@ -62,7 +67,21 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, step: Step) -> Handle:
         """Enqueue one step; see :class:`mrv2.refrunner.api.Runner`."""
+        self.batch = None
         self._check(step)
+        with self._device.on_main_stream():
+            return self._enqueue(step)
+
+    def invariants(self) -> list[InvariantViolation]:
+        """Check the bookkeeping against the device; synchronises."""
+        self._device.synchronize()
+        return check_invariants(self._states, self._builder.block_tables, self._computed, self._total)
+
+    def close(self) -> None:
+        """Wait for outstanding work; the memory goes with the last reference."""
+        self._device.synchronize()
+
+    def _enqueue(self, step: Step) -> Handle:
         self._remove_requests(step)
         self._add_requests(step)
         upload = PackedUpload()
@@ -80,19 +99,10 @@ class ModelRunner:
         self._post_update(step, self.batch, sampled)
         return output
 
-    def invariants(self) -> list[InvariantViolation]:
-        """Check the bookkeeping against the device; synchronises."""
-        self._device.synchronize()
-        return check_invariants(self._states, self._builder.block_tables, self._computed, self._total)
-
-    def close(self) -> None:
-        """Wait for outstanding work; the memory goes with the last reference."""
-        self._device.synchronize()
-
     def _check(self, step: Step) -> None:
         tables = self._builder.block_tables
         num_blocks = {name: int(tables.num_blocks[row]) for name, row in self._states.row_of.items()}
-        self._checker.check(step, self._computed, num_blocks)
+        self._checker.check(step, self._computed, self._total, num_blocks)
 
     def _remove_requests(self, step: Step) -> None:
         for request_id in (*step.finished, *step.preempted):
@@ -141,3 +151,14 @@ class ModelRunner:
         for request_id, count in step.scheduled.items():
             self._total[request_id] += self._reaches_end(step, request_id)
             self._computed[request_id] += count
+
+
+def _check_context(config: RunnerConfig, model: LlamaConfig) -> None:
+    context = model.max_position_embeddings
+    if config.max_model_len > context:
+        raise ConfigurationError(
+            f"RunnerConfig.max_model_len={config.max_model_len}",
+            f"the model was made for {context} positions",
+            "beyond them its rotary angles were never trained, and it would answer nonsense without an error",
+            f"max_model_len={context} or less",
+        )

@@ -63,6 +63,10 @@ class Scheduler:
 
     Use: ``add`` requests; repeat ``schedule``, ``Runner.execute``, and, one or more steps later and in order,
     ``update`` with the output of each step.
+
+    Attributes:
+        requests: all requests by id. Those that have ended stay until the caller, having read them, deletes them.
+        num_preemptions: how often a request lost its row before its end.
     """
 
     def __init__(self, config: RunnerConfig) -> None:

@@ -114,6 +114,7 @@ class PackedUpload:
         offset, array = self._parts[ticket]
         dtype = torch.from_numpy(array).dtype
         if self._on_device is None:
+            assert self._size == 0, "send() comes before view()"
             return torch.empty(0, dtype=dtype)
         return self._on_device[offset : offset + array.nbytes].view(dtype)
 

@@ -16,12 +16,15 @@ class StepChecker:
         self._config = config
         self._vocab_size = vocab_size
 
-    def check(self, step: Step, computed: Mapping[str, int], num_blocks: Mapping[str, int]) -> None:
+    def check(
+        self, step: Step, computed: Mapping[str, int], total: Mapping[str, int], num_blocks: Mapping[str, int]
+    ) -> None:
         """Raise if the step breaks a rule.
 
         Args:
             step: the scheduler's decision.
             computed: tokens computed so far of every live request, as the host counts them.
+            total: tokens known of every live request, those drawn but not downloaded included.
             num_blocks: KV blocks held by every live request.
 
         Raises:
@@ -35,10 +38,14 @@ class StepChecker:
         self._require_live(step.scheduled, live)
         self._require_live(step.new_blocks, live)
         self._check_capacity(step, live)
-        known = {**computed, **{request.request_id: request.num_computed_tokens for request in step.new}}
+        held = {name: num_blocks[name] if name in staying else 0 for name in live}
+        for name, groups in step.new_blocks.items():
+            self._check_blocks(name, groups, held[name])
+            held[name] += len(groups[0])
+        computed = {**computed, **{request.request_id: request.num_computed_tokens for request in step.new}}
+        total = {**total, **{request.request_id: len(request.token_ids) for request in step.new}}
         for name, count in step.scheduled.items():
-            held = 0 if name not in staying else num_blocks[name]
-            self._check_span(name, count, known[name], held + self._count_blocks(step, name))
+            self._check_span(name, count, computed[name], total[name], held[name])
 
     def _require_live(self, names: Iterable[str], live: Iterable[str]) -> None:
         known = set(live)
@@ -69,12 +76,19 @@ class StepChecker:
 
     def _check_tokens(self, request: NewRequest) -> None:
         count = len(request.token_ids)
-        if not 1 <= request.prompt_len <= count < self._config.max_model_len + 1:
+        if not 1 <= request.prompt_len <= count <= self._config.max_model_len:
             raise StepError(
                 f"new request {request.request_id!r} with {count} tokens, prompt_len={request.prompt_len}",
                 f"a request has 1 to {self._config.max_model_len} tokens, at least one of them prompt",
                 "the token table has that many columns, and a model needs a token to start from",
                 "a shorter prompt, or a runner with a larger max_model_len",
+            )
+        if not 0 <= request.num_computed_tokens < count:
+            raise StepError(
+                f"new request {request.request_id!r} with num_computed_tokens={request.num_computed_tokens}",
+                f"it lies between 0 and {count - 1}, one less than the request's tokens",
+                "positions count from it, and the last token must be computed to draw the next one",
+                "num_computed_tokens=0 for a request whose keys and values are not in the cache",
             )
         outside = next((token for token in request.token_ids if not 0 <= token < self._vocab_size), None)
         if outside is not None:
@@ -103,25 +117,26 @@ class StepChecker:
                 "a smaller step, or larger max_num_reqs and max_num_batched_tokens",
             )
 
-    def _count_blocks(self, step: Step, name: str) -> int:
-        groups = step.new_blocks.get(name, ((),))
-        if len(groups) != 1 or any(not NULL_BLOCK < block < self._config.num_kv_blocks for block in groups[0]):
+    def _check_blocks(self, name: str, groups: tuple[tuple[int, ...], ...], held: int) -> None:
+        config = self._config
+        last, columns = config.num_kv_blocks - 1, config.max_blocks_per_request
+        in_pool = len(groups) == 1 and all(NULL_BLOCK < block <= last for block in groups[0])
+        if not in_pool or held + len(groups[0]) > columns:
             raise StepError(
-                f"new blocks {groups} of request {name!r}",
-                f"one KV group, with block ids in 1..{self._config.num_kv_blocks - 1}",
-                "block 0 is the null block, and ids beyond the pool point outside the cache",
-                "one tuple of block ids from the pool",
+                f"new blocks {groups} of request {name!r}, which holds {held}",
+                f"one KV group, block ids in 1..{last}, and at most {columns} blocks for a request",
+                "block 0 is the null block, ids beyond the pool point outside the cache, and a longer table would "
+                "spill into the next request's row",
+                "one tuple of block ids from the pool, as many as the request's tokens need",
             )
-        return len(groups[0])
 
-    def _check_span(self, name: str, count: int, computed: int, blocks: int) -> None:
-        end = computed + count
-        room = min(blocks * self._config.block_size, self._config.max_model_len)
-        if count < 1 or end > room:
+    def _check_span(self, name: str, count: int, computed: int, total: int, blocks: int) -> None:
+        room = min(total, blocks * self._config.block_size, self._config.max_model_len)
+        if count < 1 or computed + count > room:
             raise StepError(
                 f"{count} tokens of request {name!r} at position {computed}",
                 f"at least one token, and positions below {room}",
-                f"its {blocks} blocks hold {blocks * self._config.block_size} tokens; "
-                "a token without a slot would overwrite another request's keys",
+                f"it has {total} tokens, and its {blocks} blocks hold {blocks * self._config.block_size}; a token that "
+                "nobody has drawn has no value, and one without a slot would overwrite another request's keys",
                 "enough blocks in Step.new_blocks, or fewer tokens",
             )
