@@ -14,6 +14,8 @@ from typing import Protocol
 from .errors import RequestError
 
 SEED_RANGE = (-(2**63), 2**64)
+# Logits are divided by the temperature in float32; beyond these the quotient of an ordinary logit overflows.
+TEMPERATURE_RANGE = (1e-30, 1e30)
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class SamplingParams:
         stop_token_ids: generation ends when one of these is generated (it is part of the output).
 
     Raises:
-        RequestError: a value is negative, not finite, or out of range.
+        RequestError: a value is of the wrong type, negative, not finite, or out of range.
     """
 
     temperature: float = 0.0
@@ -38,26 +40,44 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.temperature) or self.temperature < 0:
+        self._check_temperature()
+        if self.seed is not None and not (isinstance(self.seed, int) and SEED_RANGE[0] <= self.seed < SEED_RANGE[1]):
+            raise RequestError(
+                f"SamplingParams.seed={self.seed!r}",
+                "seed must be a whole number of 64 bits",
+                "further bits would be dropped, and two different seeds would give the same tokens",
+                "a seed between -2**63 and 2**64 - 1, or None",
+            )
+        if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
+            raise RequestError(
+                f"SamplingParams.max_tokens={self.max_tokens!r}",
+                "max_tokens must be a whole number of at least 1",
+                "a request that generates nothing never finishes",
+                "max_tokens=1 or more",
+            )
+        if not isinstance(self.stop_token_ids, tuple) or not all(isinstance(i, int) for i in self.stop_token_ids):
+            raise RequestError(
+                f"SamplingParams.stop_token_ids={self.stop_token_ids!r}",
+                "stop_token_ids must be a tuple of token ids",
+                "each generated token is looked up in it",
+                "a tuple such as (2,), or () for the model's own",
+            )
+
+    def _check_temperature(self) -> None:
+        known = isinstance(self.temperature, int | float) and math.isfinite(self.temperature)
+        if not known or self.temperature < 0:
             raise RequestError(
                 f"SamplingParams.temperature={self.temperature!r}",
                 "temperature must be a finite number, 0 or above",
                 "logits are divided by it, and NaN or a negative value would silently invert or erase the distribution",
                 "temperature=0 for greedy decoding, or a positive number such as 0.7",
             )
-        if self.seed is not None and not SEED_RANGE[0] <= self.seed < SEED_RANGE[1]:
+        if self.temperature and not TEMPERATURE_RANGE[0] <= self.temperature <= TEMPERATURE_RANGE[1]:
             raise RequestError(
-                f"SamplingParams.seed={self.seed!r}",
-                "seed must fit in 64 bits",
-                "further bits would be dropped, and two different seeds would give the same tokens",
-                "a seed between -2**63 and 2**64 - 1, or None",
-            )
-        if self.max_tokens < 1:
-            raise RequestError(
-                f"SamplingParams.max_tokens={self.max_tokens!r}",
-                "max_tokens must be at least 1",
-                "a request that generates nothing never finishes",
-                "max_tokens=1 or more",
+                f"SamplingParams.temperature={self.temperature!r}",
+                f"a temperature above 0 must lie between {TEMPERATURE_RANGE[0]} and {TEMPERATURE_RANGE[1]}",
+                "the device divides in float32; the quotients would overflow, tie, and give the lowest token id",
+                "temperature=0 for greedy decoding, or a positive number such as 0.7",
             )
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 import secrets
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from reprlib import repr as short_repr
 from types import TracebackType
 
 from .api import Handle, Runner, SamplingParams
 from .config import RunnerConfig
-from .errors import ConfigurationError, RequestError
+from .errors import RequestError
 from .model_runner import ModelRunner
 from .models.checkpoint import Checkpoint, load_checkpoint
 from .models.tokenizer import Tokenizer, load_tokenizer
@@ -49,7 +51,6 @@ class Engine:
     """
 
     def __init__(self, checkpoint: Checkpoint, config: RunnerConfig, tokenizer: Tokenizer | None = None) -> None:
-        _check_context(checkpoint, config)
         self._checkpoint = checkpoint
         self._config = config
         self._tokenizer = tokenizer
@@ -57,6 +58,7 @@ class Engine:
         self._scheduler = Scheduler(config)
         self._in_flight: deque[Handle] = deque()
         self._num_requests = 0
+        self._failure: str | None = None
 
     @classmethod
     def from_model(cls, reference: str, config: RunnerConfig | None = None) -> Engine:
@@ -82,13 +84,17 @@ class Engine:
             sampling: parameters of every request; greedy by default. With a seed, prompt i uses seed + i.
 
         Raises:
-            RequestError: a prompt cannot be served; none was started.
+            RequestError: a prompt cannot be served (none was started), or an earlier call broke off.
         """
-        params = sampling or SamplingParams()
+        self._check_usable(prompts)
         encoded = [self._encode(prompt) for prompt in prompts]
-        names = self._add_all(encoded, params)
-        while self._scheduler.has_work or self._in_flight:
-            self._advance()
+        names = self._add_all(encoded, sampling or SamplingParams())
+        try:
+            while self._scheduler.has_work or self._in_flight:
+                self._advance()
+        except BaseException as error:
+            self._failure = type(error).__name__
+            raise
         return [self._completion(self._scheduler.requests.pop(name)) for name in names]
 
     def close(self) -> None:
@@ -111,9 +117,25 @@ class Engine:
         if len(self._in_flight) >= STEPS_IN_FLIGHT or not has_work:
             self._scheduler.update(self._in_flight.popleft().result())
 
+    def _check_usable(self, prompts: object) -> None:
+        if self._failure is not None:
+            raise RequestError(
+                f"engine after {self._failure}",
+                "a call that broke off in the middle of a step was its last",
+                "scheduler and runner may disagree on what is in flight, so tokens could go to the wrong request",
+                "a new Engine",
+            )
+        if isinstance(prompts, str):
+            raise RequestError(
+                f"prompts={prompts[:20]!r}",
+                "prompts is a sequence of prompts",
+                "a text is a sequence too, and each of its characters would become a prompt",
+                "a list with the one text in it",
+            )
+
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):
-            return list(prompt)
+            return self._check_token_ids(prompt)
         if self._tokenizer is None:
             raise RequestError(
                 f"prompt {prompt[:20]!r}",
@@ -128,7 +150,6 @@ class Engine:
         names: list[str] = []
         try:
             for index, prompt in enumerate(prompts):
-                self._check_token_ids(prompt)
                 name = f"request-{self._num_requests + len(names)}"
                 self._scheduler.add(name, prompt, self._complete(params, index))
                 names.append(name)
@@ -150,16 +171,21 @@ class Engine:
         stops = params.stop_token_ids or tuple(self._checkpoint.config.eos_token_ids)
         return replace(params, seed=seed, stop_token_ids=stops)
 
-    def _check_token_ids(self, prompt: list[int]) -> None:
+    def _check_token_ids(self, prompt: Sequence[int]) -> list[int]:
         vocab_size = self._checkpoint.config.vocab_size
-        outside = next((token for token in prompt if not 0 <= token < vocab_size), None)
-        if outside is not None:
+        try:
+            token_ids = [operator.index(token) for token in prompt]
+            wrong: list[object] = [token for token in token_ids if not 0 <= token < vocab_size]
+        except TypeError:
+            token_ids, wrong = [], [prompt]
+        if wrong:
             raise RequestError(
-                f"prompt token id {outside}",
-                f"token ids lie in 0..{vocab_size - 1}",
+                f"prompt token id {short_repr(wrong[0])}",
+                f"token ids are whole numbers in 0..{vocab_size - 1}",
                 "the embedding has no such row",
-                "ids from this model's own tokenizer",
+                "a list of ids from this model's own tokenizer",
             )
+        return token_ids
 
     def _completion(self, request: TrackedRequest) -> Completion:
         tokens = request.output_token_ids
@@ -176,14 +202,3 @@ def default_config(checkpoint: Checkpoint) -> RunnerConfig:
     length = min(checkpoint.config.max_position_embeddings, DEFAULT_MAX_MODEL_LEN)
     base = RunnerConfig(max_model_len=length)
     return replace(base, num_kv_blocks=1 + 2 * base.max_blocks_per_request)
-
-
-def _check_context(checkpoint: Checkpoint, config: RunnerConfig) -> None:
-    context = checkpoint.config.max_position_embeddings
-    if config.max_model_len > context:
-        raise ConfigurationError(
-            f"RunnerConfig.max_model_len={config.max_model_len}",
-            f"the model {checkpoint.name} was made for {context} positions",
-            "beyond them its rotary angles were never trained, and it would answer nonsense without an error",
-            f"max_model_len={context} or less",
-        )
