@@ -10,12 +10,13 @@ import math
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from mrv2.checks.findings import Finding, Site
 from mrv2.fuzz.step_model import ExpectedInputs, InputMismatch, StepModel
-from mrv2.fuzz.targets.protocols import Runner, SnapshotRunner
+from mrv2.fuzz.targets.protocols import InputSnapshot, Runner, SnapshotRunner
 from mrv2.refrunner.api import Handle, SamplingParams, Step, StepOutput
 from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.scheduler import Scheduler
@@ -52,17 +53,19 @@ class Workload:
     Attributes:
         requests: in order of arrival.
         capacities: fields of ``RunnerConfig`` that the scheduler and the runner must agree on.
+        vocab_size: of the model; a token drawn outside it ends the run as a crash.
         steps_in_flight: steps enqueued before the oldest output is taken.
     """
 
     requests: tuple[WorkloadRequest, ...]
     capacities: Mapping[str, int]
+    vocab_size: int
     steps_in_flight: int = 2
 
 
 @dataclass(frozen=True)
 class Crash:
-    """The target raised, or returned something that is not an output.
+    """The target raised, or returned something that is not an output or not a snapshot.
 
     Attributes:
         error: type and message.
@@ -118,7 +121,7 @@ class _TargetCrash(Exception):
 
 
 class MalformedOutput(Exception):
-    """A runner's output breaks the contract of ``StepOutput``."""
+    """A runner's output breaks the contract of ``StepOutput`` or ``InputSnapshot``."""
 
 
 class Driver:
@@ -150,7 +153,6 @@ class Driver:
                 self._advance()
         except _TargetCrash as crash:
             self.trace.crash = crash.crash
-            self._compare_last_inputs()
         for name, request in self._scheduler.requests.items():
             self.trace.results[name] = RequestResult(
                 request.output_token_ids, tuple(request.logprobs), request.finish_reason
@@ -190,12 +192,19 @@ class Driver:
         self.trace.steps.append(step)
         self._count(step)
         self._expected = self._model.advance(step)
-        handle = self._call(lambda: self._runner.execute(step))
+        try:
+            handle = self._call(lambda: self._runner.execute(step))
+        except _TargetCrash:
+            # A wrong input is often the cause of a crash. A second crash while looking for it tells nothing.
+            with suppress(_TargetCrash):
+                self._compare_inputs(step)
+            raise
+        self._compare_inputs(step)
         self._in_flight.append((handle, self._expected.draws))
-        self._compare_last_inputs()
         if self._check_invariants:
             index = len(self.trace.steps) - 1
-            self.trace.broken.extend((index, finding) for finding in self._call(self._runner.invariants))
+            broken = self._call(lambda: list(self._runner.invariants()))
+            self.trace.broken.extend((index, finding) for finding in broken)
 
     def _call(self, function: Callable[[], Result]) -> Result:
         """Call the target; whatever it raises is a finding, not our failure."""
@@ -212,11 +221,13 @@ class Driver:
             counts["resumed"] += len(request.token_ids) > request.prompt_len
             counts["chunked"] += step.scheduled.get(request.request_id, 0) < len(request.token_ids)
 
-    def _compare_last_inputs(self) -> None:
-        step = self.trace.steps[-1] if self.trace.steps else Step()
+    def _compare_inputs(self, step: Step) -> None:
         if self.trace.mismatch or not step.scheduled or not isinstance(self._runner, SnapshotRunner):
             return
-        snapshot = self._runner.snapshot()
+        snapshot = self._call(self._runner.snapshot)
+        if snapshot is None:
+            return
+        self._call(lambda: _check_snapshot(snapshot))
         self._follow_rows(step, dict(zip(snapshot.request_ids, snapshot.rows, strict=True)))
         mismatch = self._expected.compare(snapshot)
         if mismatch is not None:
@@ -232,22 +243,35 @@ class Driver:
         if not self._in_flight:
             return
         handle, draws = self._in_flight.popleft()
-        output = self._call(handle.result)
-        self._call(lambda: _check_output(output, draws))
+        output = self._call(lambda: _checked(handle.result(), draws, self._workload.vocab_size))
         self._model.record(output)
         self._scheduler.update(output)
 
 
-def _check_output(output: StepOutput, draws: frozenset[str]) -> None:
-    """Raise unless there is exactly one finite draw for each request that must have one."""
+def _checked(output: StepOutput, draws: frozenset[str], vocab_size: int) -> StepOutput:
+    """The output, if it has exactly one token and one finite logprob for each request that must have a draw."""
     if set(output.token_ids) != draws or set(output.logprobs) != draws:
         raise MalformedOutput(f"tokens for {sorted(output.token_ids)}, expected for {sorted(draws)}")
     for name in draws:
         tokens, logprobs = output.token_ids[name], output.logprobs[name]
         if len(tokens) != 1 or len(logprobs) != 1 or not math.isfinite(logprobs[0]):
             raise MalformedOutput(f"request {name}: tokens {tokens} with logprobs {logprobs}, expected one finite draw")
+        if not isinstance(tokens[0], int) or not 0 <= tokens[0] < vocab_size:
+            raise MalformedOutput(f"request {name}: token {tokens[0]!r}, expected an int in 0..{vocab_size - 1}")
+    return output
+
+
+def _check_snapshot(snapshot: InputSnapshot) -> None:
+    """Raise unless the fields with one entry per request have the same length."""
+    lengths = {name: len(getattr(snapshot, name)) for name in ("request_ids", "rows", "seq_lens", "block_tables")}
+    if len(set(lengths.values())) != 1:
+        raise MalformedOutput(f"a snapshot has one entry per request in each of these, but the lengths are {lengths}")
 
 
 def _stack(error: BaseException) -> tuple[Site, ...]:
-    frames = reversed(traceback.extract_tb(error.__traceback__)[-STACK_DEPTH:])
-    return tuple(Site(frame.filename, frame.lineno or 0, frame.name) for frame in frames)
+    """Innermost frames first, named after their modules: the same on every machine."""
+    frames = list(traceback.walk_tb(error.__traceback__))[-STACK_DEPTH:]
+    return tuple(
+        Site(f"{frame.f_globals.get('__name__', '').replace('.', '/')}.py", line, frame.f_code.co_qualname)
+        for frame, line in reversed(frames)
+    )

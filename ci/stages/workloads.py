@@ -23,7 +23,7 @@ CAPACITIES = {
 
 
 def quick_workload(vocab_size: int, seed: int, new_tokens: int) -> Workload:
-    """Eight prompts of 3 to 200 random tokens, arriving over time; two are preempted, one of them twice; one is aborted.
+    """Eight prompts of 3 to 200 random tokens, arriving over time; two are preempted (one twice), one is aborted.
 
     Args:
         vocab_size: token ids are drawn below it.
@@ -45,4 +45,4 @@ def quick_workload(vocab_size: int, seed: int, new_tokens: int) -> Workload:
                 abort_after=4 if index == 5 else None,
             )
         )
-    return Workload(tuple(requests), CAPACITIES)
+    return Workload(tuple(requests), CAPACITIES, vocab_size)

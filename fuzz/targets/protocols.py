@@ -89,8 +89,8 @@ class Runner(Protocol):
 class SnapshotRunner(Protocol):
     """Optional part of a runner with ``Feature.SNAPSHOT``."""
 
-    def snapshot(self) -> InputSnapshot:
-        """Inputs of the last executed step; synchronises."""
+    def snapshot(self) -> InputSnapshot | None:
+        """Inputs of the last step; synchronises. None if that step scheduled nothing, or failed before it had any."""
         ...
 
     def producer(self, field: str) -> Site | None:

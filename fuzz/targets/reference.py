@@ -105,9 +105,11 @@ class ReferenceRunner:
         """See :class:`Runner`."""
         self._runner.close()
 
-    def snapshot(self) -> InputSnapshot:
-        """Inputs of the last step; synchronises."""
+    def snapshot(self) -> InputSnapshot | None:
+        """Inputs of the last step, if it built any; synchronises."""
         batch = self._runner.batch
+        if batch is None:
+            return None
         count, tokens = batch.num_requests, batch.num_tokens
         used = [-(-int(length) // self._runner.config.block_size) for length in batch.host_seq_lens[:count]]
         tables = batch.block_table[:count].tolist()
