@@ -21,7 +21,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from mrv2.checks.findings import JSON, Finding, RunVerdict, Soundness, Verdict, verdict_of
+from mrv2.checks.codes import explain
+from mrv2.checks.findings import JSON, Finding, RunVerdict, Verdict, verdict_of
 from mrv2.fuzz.targets.protocols import Feature, RunnerTarget, SamplerProvider
 from mrv2.stats.battery import FALSE_FAIL_RATE, FALSE_PASS_RATE, Check, distribution_checks, finite, replay_check
 from mrv2.stats.diagnosis import Case, Cause, distribution_cause, replay_cause, reuse_cause
@@ -278,7 +279,7 @@ def _worst_groups(result: TestResult) -> list[JSON]:
 
 
 def _violation(code: str, title: str, evidence: Mapping[str, JSON], remedy: str) -> Finding:
-    return Finding(code, Verdict.VIOLATION, Soundness.SOUND, title, evidence=evidence, remedy=remedy)
+    return Finding(code, Verdict.VIOLATION, explain(code).soundness, title, evidence=evidence, remedy=remedy)
 
 
 def _draw_evidence(sample: Sample, index: int) -> dict[str, JSON]:
