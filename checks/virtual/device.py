@@ -11,7 +11,7 @@ from ..findings import Finding
 from .install import installed
 from .memory import POISON
 from .runtime import Runtime
-from .schedules import Scheduler, parse_schedule
+from .schedules import Schedule, Scheduler, start_scheduler
 
 
 class VirtualDevice:
@@ -47,7 +47,7 @@ class VirtualDevice:
 
 @contextlib.contextmanager
 def virtual_device(
-    schedule: str | Scheduler = "late",
+    schedule: str | Schedule | Scheduler = "late",
     seed: int = 0,
     *,
     trace: Path | str | None = None,
@@ -69,8 +69,7 @@ def virtual_device(
     Raises:
         VirtualDeviceError: a virtual device is open already.
     """
-    scheduler = parse_schedule(schedule) if isinstance(schedule, str) else schedule
-    scheduler.start(seed)
+    scheduler = start_scheduler(schedule, seed)
     if sink is None:
         from ..happens_before.core import HappensBefore
 

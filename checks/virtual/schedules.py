@@ -1,9 +1,17 @@
-"""When the device runs what: the one place that holds the nondeterminism of a run."""
+"""When the device runs what: the one place that holds the nondeterminism of a run.
+
+A *moment* is a point of the host's own path at which the device may make progress: an operation was enqueued, memory is
+about to be touched, an event is polled. Moments are numbered, and their numbers mean the same place of the program in
+every schedule, as long as the program itself goes the same way. So a schedule can be told as a base and a few
+deviations from it, and shrunk by leaving some of them out.
+"""
 
 from __future__ import annotations
 
 import enum
+import math
 import random
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,7 +20,7 @@ from .errors import VirtualDeviceError
 
 
 class Reason(enum.Enum):
-    """The moment at which the device may make progress."""
+    """Why the scheduler is asked."""
 
     ENQUEUE = "the host enqueued an operation"
     HOST_ACCESS = "the host is about to touch memory"
@@ -21,18 +29,19 @@ class Reason(enum.Enum):
     END = "the program is over"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Decision:
-    """A choice that was not forced: the stream whose next operation ran, at the ``moment``-th question."""
+    """At a moment, a stream runs its next operation; with None, the host goes on."""
 
     moment: int
-    stream: int
+    stream: int | None
 
 
 class Scheduler(Protocol):
     """Decides which stream runs its next operation.
 
-    It is asked again and again at one moment, until it answers None.
+    At each enqueue, host access and poll it is asked at least once, even if no stream is ready; but for a poll, it is
+    asked again and again until it answers None.
     """
 
     def start(self, seed: int) -> None:
@@ -47,7 +56,7 @@ class Scheduler(Protocol):
         ...
 
     def decisions(self) -> tuple[Decision, ...]:
-        """The choices made so far, for a replay."""
+        """The choices made so far that a replay needs beyond the scheduler's name and seed."""
         ...
 
 
@@ -103,6 +112,51 @@ class Random:
         return ()
 
 
+class Priorities:
+    """Random priorities with a few points of change: probabilistic concurrency testing.
+
+    From Burckhardt, Kothari, Musuvathi and Nagarakatte (2010, "A randomized scheduler with probabilistic guarantees of
+    finding bugs"). The host and each stream get a random priority, and whoever is highest and can go on does so. At
+    ``changes`` questions, drawn before the run, the highest falls below all others. A run with d changes finds each
+    fault that needs d + 1 ordering constraints with a probability that has a lower bound.
+
+    The paper draws the points uniformly from the length of the run. It is not known here, so the logarithm of a point
+    is drawn uniformly: that costs a factor of at most ln(LONGEST), about 14, per change, whatever the length is.
+    """
+
+    LONGEST = 1 << 20
+    _HOST = -1
+
+    def __init__(self, number: int = 0, changes: int = 3) -> None:
+        self._number = number
+        self._changes = changes
+        self.start(0)
+
+    def start(self, seed: int) -> None:
+        """Draw the points of change; priorities are drawn when somebody is first seen."""
+        self._random = random.Random(f"{self._number}/{self._changes}/{seed}")
+        span = math.log(self.LONGEST)
+        self._points = {int(math.exp(self._random.random() * span)) for _ in range(self._changes)}
+        self._priority: dict[int, float] = {self._HOST: self._random.random()}
+        self._questions = 0
+
+    def choose(self, ready: Sequence[int], reason: Reason) -> int | None:
+        """The highest of those that can go on; the host cannot where it waits, and gives way where it polls."""
+        self._questions += 1
+        self._priority.update({stream: self._random.random() for stream in ready if stream not in self._priority})
+        waits = reason is not Reason.ENQUEUE and reason is not Reason.HOST_ACCESS
+        able = [*ready] if waits and ready else [*ready, self._HOST]
+        if self._questions in self._points:
+            highest = max(able, key=self._priority.__getitem__)
+            self._priority[highest] = min(self._priority.values()) - 1
+        highest = max(able, key=self._priority.__getitem__)
+        return None if highest == self._HOST else ready.index(highest)
+
+    def decisions(self) -> tuple[Decision, ...]:
+        """None: name and seed say it all."""
+        return ()
+
+
 class Starve:
     """Every stream but one runs at once; that one runs only when it is waited for."""
 
@@ -124,20 +178,220 @@ class Starve:
         return ()
 
 
-def parse_schedule(text: str) -> Scheduler:
-    """A scheduler from ``late``, ``early``, ``random[:N]`` or ``starve[:STREAM]``.
+class Moments:
+    """Numbers the moments of a run from the questions that a scheduler is asked.
+
+    Waiting is no moment of its own: whether there is anything to wait for depends on the schedule. What runs then
+    could as well have run at the moment before.
+    """
+
+    def __init__(self) -> None:
+        self.now = -1
+        self._open = False
+
+    def question(self, reason: Reason) -> int:
+        """The moment that a question belongs to."""
+        if not self._open and reason is not Reason.HOST_SYNC and reason is not Reason.END:
+            self.now += 1
+            self._open = True
+        return max(self.now, 0)
+
+    def answer(self, choice: int | None, reason: Reason) -> None:
+        """Note the answer; the host goes on after None, and after any answer to a poll."""
+        if choice is None or reason is Reason.POLL:
+            self._open = False
+
+
+class Recorder:
+    """Notes all that another scheduler decides, as deviations from ``late``."""
+
+    def __init__(self, base: Scheduler) -> None:
+        self._base = base
+        self._moments = Moments()
+        self._decisions: list[Decision] = []
+
+    def start(self, seed: int) -> None:
+        """Begin a run of the other one."""
+        self._moments, self._decisions = Moments(), []
+        self._base.start(seed)
+
+    def choose(self, ready: Sequence[int], reason: Reason) -> int | None:
+        """What the other one answers."""
+        moment = self._moments.question(reason)
+        choice = self._base.choose(ready, reason)
+        self._moments.answer(choice, reason)
+        if choice is not None:
+            self._decisions.append(Decision(moment, ready[choice]))
+        return choice
+
+    def decisions(self) -> tuple[Decision, ...]:
+        """Every operation that ran although nothing forced it to."""
+        return tuple(self._decisions)
+
+
+class Deviating:
+    """A scheduler, but for what some decisions say.
+
+    The decisions of a moment answer its first questions, in their order; one whose stream is not ready is passed over,
+    so any subset of a tuple of decisions is a schedule too.
+    """
+
+    def __init__(self, base: Scheduler, deviations: Sequence[Decision]) -> None:
+        self._base = base
+        self._deviations = tuple(deviations)
+        self.start(0)
+
+    def start(self, seed: int) -> None:
+        """Begin a run."""
+        self._base.start(seed)
+        self._moments = Moments()
+        self._left: defaultdict[int, deque[Decision]] = defaultdict(deque)
+        self._applied: list[Decision] = []
+        for decision in self._deviations:
+            self._left[decision.moment].append(decision)
+
+    def choose(self, ready: Sequence[int], reason: Reason) -> int | None:
+        """What the next decision of this moment says, else what the base answers."""
+        left = self._left.get(self._moments.question(reason))
+        while left:
+            decision = left.popleft()
+            if decision.stream is None or decision.stream in ready:
+                self._applied.append(decision)
+                choice = None if decision.stream is None else ready.index(decision.stream)
+                break
+        else:
+            choice = self._base.choose(ready, reason)
+        self._moments.answer(choice, reason)
+        return choice
+
+    def decisions(self) -> tuple[Decision, ...]:
+        """The deviations that could be applied."""
+        return tuple(self._applied)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule as a value: a base, its seed, and where it deviates from the base.
+
+    Attributes:
+        base: ``late``, ``early``, ``random[:N]``, ``pct[:N[:CHANGES]]``, ``starve[:STREAM]`` or ``explore[:RUNS]``.
+        seed: of the base.
+        deviations: by moment; a few, or the base was the wrong one.
 
     Raises:
-        VirtualDeviceError: it is none of these.
+        VirtualDeviceError: the base is none of these.
     """
-    name, _, argument = text.partition(":")
-    if name in ("late", "early") and not argument:
-        return Late() if name == "late" else Early()
-    if name in ("random", "starve") and (argument or "0").isdecimal():
-        return Random(int(argument or 0)) if name == "random" else Starve(int(argument or 0))
-    raise VirtualDeviceError(
+
+    base: str = "late"
+    seed: int = 0
+    deviations: tuple[Decision, ...] = ()
+
+    def __post_init__(self) -> None:
+        _arguments(self.base)
+
+    def __str__(self) -> str:
+        """As text, e.g. ``random:3@7+41=2,57=-``: base, seed unless it is 0, deviations as moment=stream."""
+        seed = f"@{self.seed}" if self.seed else ""
+        parts = [f"{item.moment}={'-' if item.stream is None else item.stream}" for item in self.deviations]
+        return f"{self.base}{seed}" + (f"+{','.join(parts)}" if parts else "")
+
+    @classmethod
+    def parse(cls, text: str, seed: int = 0) -> Schedule:
+        """The inverse of ``str``.
+
+        Args:
+            text: a schedule.
+            seed: if the text names none.
+
+        Raises:
+            VirtualDeviceError: it is no schedule.
+        """
+        head, plus, tail = text.partition("+")
+        base, at, number = head.partition("@")
+        if (at and not number.isdecimal()) or (plus and not tail):
+            raise _no_schedule(text)
+        deviations = tuple(_decision(part, text) for part in tail.split(",")) if plus else ()
+        return cls(base, int(number) if at else seed, deviations)
+
+    def scheduler(self) -> Scheduler:
+        """A scheduler for one run, started.
+
+        Raises:
+            VirtualDeviceError: the base is ``explore``, which is many runs.
+        """
+        name, numbers = _arguments(self.base)
+        if name == "explore":
+            raise VirtualDeviceError(
+                f"schedule {str(self)!r}",
+                "explore is many runs of one program, and this is one run",
+                "each next schedule follows from the races of those before",
+                "mrv2.checks.virtual.explore.explore(program), or a schedule that it reports",
+            )
+        base = _BASES[name](*numbers)
+        chosen = Deviating(base, self.deviations) if self.deviations else base
+        chosen.start(self.seed)
+        return chosen
+
+
+_BASES = {"late": Late, "early": Early, "random": Random, "pct": Priorities, "starve": Starve}
+#: How many numbers may follow each name.
+_NUMBERS = {"late": 0, "early": 0, "random": 1, "pct": 2, "starve": 1, "explore": 1}
+
+
+def _arguments(base: str) -> tuple[str, tuple[int, ...]]:
+    """Name and numbers of a base."""
+    name, *numbers = base.split(":")
+    if len(numbers) > _NUMBERS.get(name, -1) or not all(number.isdecimal() for number in numbers):
+        raise _no_schedule(base)
+    return name, tuple(int(number) for number in numbers)
+
+
+def _decision(part: str, text: str) -> Decision:
+    moment, equals, stream = part.partition("=")
+    if not equals or not moment.isdecimal() or not (stream == "-" or stream.isdecimal()):
+        raise _no_schedule(text)
+    return Decision(int(moment), None if stream == "-" else int(stream))
+
+
+def _no_schedule(text: str) -> VirtualDeviceError:
+    return VirtualDeviceError(
         f"schedule {text!r}",
-        "a schedule is one of late, early, random[:N], starve[:STREAM]",
+        "a schedule is one of late, early, random[:N], pct[:N[:CHANGES]], starve[:STREAM], explore[:RUNS], perhaps "
+        "with a seed (@7) and deviations (+41=2,57=-: at moment 41 stream 2 runs, at 57 the host goes on)",
         "the schedule is what makes a run repeatable, so it is never guessed",
         "schedule='late'",
     )
+
+
+def start_scheduler(schedule: str | Schedule | Scheduler, seed: int) -> Scheduler:
+    """A started scheduler from whatever names one; a seed in the schedule itself comes first.
+
+    Raises:
+        VirtualDeviceError: the text is no schedule of one run.
+    """
+    if isinstance(schedule, str):
+        schedule = Schedule.parse(schedule, seed)
+    if isinstance(schedule, Schedule):
+        return schedule.scheduler()
+    schedule.start(seed)
+    return schedule
+
+
+def expand(text: str, *, streams: int = 2, seed: int = 0) -> list[Schedule]:
+    """The schedules of a list, e.g. ``"late,early,random:3,starve"``.
+
+    Args:
+        text: schedules without deviations, with commas between them.
+        streams: how many streams the program uses, the default stream included; ``starve`` without a number stands for
+            one schedule each.
+        seed: of those that name none.
+
+    Raises:
+        VirtualDeviceError: one of them is no schedule.
+    """
+    found: list[Schedule] = []
+    for part in text.split(","):
+        chosen = Schedule.parse(part.strip(), seed)
+        starved = [f"starve:{stream}" for stream in range(streams)] if chosen.base == "starve" else [chosen.base]
+        found.extend(Schedule(base, chosen.seed) for base in starved)
+    return list(dict.fromkeys(found))
