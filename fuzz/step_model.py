@@ -7,8 +7,10 @@ instead of the token that came out wrong some steps later.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, zip_longest
 
 from mrv2.fuzz.targets.protocols import InputSnapshot
 from mrv2.refrunner.api import NewRequest, Step, StepOutput
@@ -127,14 +129,33 @@ class ExpectedInputs:
         return next(self._differences(snapshot), None)
 
     def _differences(self, snapshot: InputSnapshot) -> Iterator[InputMismatch]:
-        if snapshot.request_ids != self.request_ids:
-            yield InputMismatch("request_ids", "", 0, len(self.request_ids), len(snapshot.request_ids))
+        if tuple(snapshot.request_ids) != self.request_ids:
+            yield self._order_difference(tuple(snapshot.request_ids))
             return
+        yield from self._bound_differences(snapshot)
         yield from self._block_differences(snapshot)
         for i, request_id in enumerate(self.request_ids):
             if snapshot.seq_lens[i] != self.seq_lens[request_id]:
                 yield InputMismatch("seq_lens", request_id, i, self.seq_lens[request_id], snapshot.seq_lens[i])
         yield from self._lane_differences(snapshot)
+
+    def _order_difference(self, observed: tuple[str, ...]) -> InputMismatch:
+        """The first request that is not in its place; places are -1 where there is none."""
+        pairs = enumerate(zip_longest(self.request_ids, observed))
+        place, (left, right) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
+        if left is None:
+            return InputMismatch("request_ids", str(right), place, -1, place)
+        return InputMismatch("request_ids", left, place, place, observed.index(left) if left in observed else -1)
+
+    def _bound_differences(self, snapshot: InputSnapshot) -> Iterator[InputMismatch]:
+        counts = Counter(lane.request_id for lane in self.lanes)
+        expected = list(accumulate((counts[name] for name in self.request_ids), initial=0))
+        if len(snapshot.query_start_loc) != len(expected):
+            yield InputMismatch("query_start_loc", "", len(expected), len(expected), len(snapshot.query_start_loc))
+            return
+        for index, (left, right) in enumerate(zip(expected, snapshot.query_start_loc, strict=True)):
+            if left != right:
+                yield InputMismatch("query_start_loc", self.request_ids[max(index - 1, 0)], index, left, right)
 
     def _block_differences(self, snapshot: InputSnapshot) -> Iterator[InputMismatch]:
         for request_id, observed in zip(self.request_ids, snapshot.block_tables, strict=True):

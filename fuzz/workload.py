@@ -144,6 +144,7 @@ class Driver:
         self._arrivals = deque(sorted(workload.requests, key=lambda request: request.arrival))
         self._preempted: set[tuple[str, int]] = set()
         self._last_row: dict[str, int] = {}
+        self._used_rows: set[int] = set()
         self._expected = ExpectedInputs((), {}, {}, frozenset())
 
     def run(self) -> Trace:
@@ -235,9 +236,10 @@ class Driver:
 
     def _follow_rows(self, step: Step, rows: dict[str, int]) -> None:
         for name in {request.request_id for request in step.new} & set(rows):
-            self.trace.row_reuses += rows[name] in self._last_row.values()
+            self.trace.row_reuses += rows[name] in self._used_rows
             self.trace.row_moves += self._last_row.get(name, rows[name]) != rows[name]
         self._last_row.update(rows)
+        self._used_rows.update(rows.values())
 
     def _take_output(self) -> None:
         if not self._in_flight:

@@ -9,6 +9,7 @@ from mrv2.fuzz.targets.protocols import Feature, Runner, RunnerTarget, SnapshotR
 from mrv2.fuzz.workload import Trace, Workload
 
 REMEDIES = {
+    "query_start_loc": "check the prefix sums of Step.scheduled: order, first entry 0, last entry the number of tokens",
     "block_tables": "compare the staged block writes with the gather kernel: row, start and order",
     "seq_lens": "check num_computed_tokens of the row: reset when it is given to a request, advanced after each step",
     "positions": "check num_computed_tokens of the row, and the kernel that adds the lane to it",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from pathlib import PurePath
 from types import CodeType, ModuleType
 from typing import Any
@@ -18,6 +19,8 @@ from .protocols import Feature, InputSnapshot, Knob
 
 # Which function computes each field of a snapshot, as "module:function" inside the runner's package.
 PRODUCERS = {
+    "request_ids": "input_batch:InputBatchBuilder.plan",
+    "query_start_loc": "input_batch:InputBatchBuilder.plan",
     "block_tables": "kernels.block_table:gather_block_tables",
     "seq_lens": "kernels.input_prep:prepare_positions",
     "positions": "kernels.input_prep:prepare_positions",
@@ -68,7 +71,8 @@ class ReferenceTarget:
         if field not in PRODUCERS:
             return None
         module, function = PRODUCERS[field].split(":")
-        code: CodeType = getattr(self._module(module), function).fn.__code__
+        producer = attrgetter(function)(self._module(module))
+        code: CodeType = getattr(producer, "fn", producer).__code__
         # Relative to the package's parent, so that reports of two machines can be compared.
         parts = PurePath(code.co_filename).parts
         place = PurePath(*parts[-1 - module.count(".") - 1 :])

@@ -1,0 +1,131 @@
+"""Mutants: a faulty copy beside the original, which stays as it is, and nothing left behind."""
+
+import gc
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from mrv2.fuzz import mutants
+from mrv2.fuzz.mutants import MUTATIONS, MutantTarget, Mutation, mutant, mutated_package
+from mrv2.fuzz.targets.protocols import RunnerTarget, SamplerProvider
+from mrv2.refrunner import config as original
+
+CAPACITIES = {"max_num_reqs": 3, "max_num_batched_tokens": 8, "max_model_len": 32, "block_size": 4, "num_kv_blocks": 17}
+TEN_ROWS = Mutation("ten_rows", "config.py", "max_num_reqs: int = 16", "max_num_reqs: int = 10", "ten rows by default")
+
+
+def mutant_modules():
+    return {name for name in sys.modules if name.startswith("mrv2_mutant_")}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    before = {name: module for name, module in sys.modules.items() if name.startswith("mrv2.refrunner")}
+    yield
+    assert mutant_modules() == set()
+    assert all(sys.modules[name] is module for name, module in before.items())
+
+
+def test_the_copy_is_changed_and_the_original_is_not():
+    text = Path(original.__file__).read_text()
+    with mutated_package(TEN_ROWS) as package:
+        changed = importlib.import_module(f"{package}.config")
+        assert changed.RunnerConfig().max_num_reqs == 10
+        assert Path(changed.__file__).read_text() == text.replace("= 16", "= 10", 1)
+        folder = Path(changed.__file__).parent
+    assert original.RunnerConfig().max_num_reqs == 16
+    assert Path(original.__file__).read_text() == text
+    assert not folder.exists()
+
+
+def test_a_mutant_lives_in_its_own_modules():
+    with mutated_package(TEN_ROWS) as package:
+        runner = importlib.import_module(f"{package}.model_runner")
+        assert runner.RunnerConfig.__module__ == f"{package}.config"
+        assert runner.RunnerConfig is not original.RunnerConfig
+
+
+def test_two_mutants_side_by_side():
+    twelve = Mutation("ten_rows", "config.py", TEN_ROWS.old, "max_num_reqs: int = 12", "the same name, another fault")
+    with mutated_package(TEN_ROWS) as first, mutated_package(twelve) as second:
+        modules = [importlib.import_module(f"{package}.config") for package in (first, second)]
+        assert [module.RunnerConfig().max_num_reqs for module in modules] == [10, 12]
+
+
+def test_an_exception_inside_the_scope_leaves_nothing():
+    with pytest.raises(ZeroDivisionError), mutated_package(TEN_ROWS) as package:
+        folder = Path(importlib.import_module(f"{package}.config").__file__).parent
+        raise ZeroDivisionError
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(("old", "count"), [("max_num_reqs: int = 17", 0), ("int = ", 6)])
+def test_a_stale_mutation_is_refused(old, count):
+    stale = Mutation("stale", "config.py", old, "x", "out of date")
+    with pytest.raises(ValueError, match=f"'stale'.*config.py, found {count} times"), mutated_package(stale):
+        pass
+
+
+def test_a_mutation_of_a_missing_file_is_refused():
+    missing = Mutation("missing", "no_such_file.py", "a", "b", "out of date")
+    with pytest.raises(FileNotFoundError), mutated_package(missing):
+        pass
+
+
+def test_a_package_that_cannot_be_imported_leaves_nothing(monkeypatch):
+    broken = Mutation(
+        "broken", "config.py", "from __future__ import annotations", "from __future__ import nonsense", "x"
+    )
+    with mutated_package(broken) as package, pytest.raises(SyntaxError):
+        importlib.import_module(f"{package}.config")
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_the_catalogue_is_up_to_date(mutation):
+    """Its text is there, and the faulty runner can be built."""
+    with mutant(mutation) as target:
+        runner = target.build({"model": "tiny", **CAPACITIES})
+        assert type(runner._runner).__module__.startswith(f"mrv2_mutant_{mutation.name}_")
+        runner.close()
+
+
+def test_names_and_descriptions_of_the_catalogue():
+    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
+    assert all(mutation.name.isidentifier() and mutation.doc and mutation.old != mutation.new for mutation in MUTATIONS)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_every_mutation_is_a_target_by_name(mutation):
+    target = getattr(mutants, mutation.name)
+    assert isinstance(target, MutantTarget)
+    assert isinstance(target, RunnerTarget)
+    assert isinstance(target, SamplerProvider)
+    assert mutation.doc in target.name
+    # Nothing is copied before it is used.
+    assert mutant_modules() == set()
+
+
+def test_an_unknown_mutant_is_no_attribute():
+    with pytest.raises(AttributeError, match="no_such_mutant"):
+        _ = mutants.no_such_mutant
+
+
+def test_a_target_is_copied_once_and_closed_for_good():
+    with mutant(TEN_ROWS) as target:
+        first, second = (target.build({"model": "tiny", **CAPACITIES}) for _ in range(2))
+        assert type(first._runner) is type(second._runner)
+        assert type(target.sampler()._module.__name__) is str
+        assert len({name.split(".")[0] for name in mutant_modules()}) == 1
+    target.close()
+    assert mutant_modules() == set()
+
+
+def test_a_forgotten_target_cleans_up_after_itself():
+    target = MutantTarget(TEN_ROWS)
+    target.build({"model": "tiny", **CAPACITIES})
+    assert mutant_modules()
+    del target
+    gc.collect()
+    assert mutant_modules() == set()
