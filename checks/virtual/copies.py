@@ -121,7 +121,7 @@ class Copies:
             return
         block = self._pinned_block(source)
         rule = _rule(Direction.UPLOAD, block, layout, target.layout, non_blocking)
-        self._runtime.refuse_in_capture(rule, "aten.copy_")
+        self._refuse_in_capture(rule)
         if rule.source is HostRead.AT_CALL:
             operation = self._upload_staged(target, source, layout)
         else:
@@ -136,6 +136,8 @@ class Copies:
         self._make_room(layout.nbytes)
         run = _mover(target.raw, source.clone())
         operation = self._runtime.enqueue("aten.copy_", OperationKind.COPY_TO_DEVICE, run, (), target.ranges())
+        if staging_waits(0, layout.nbytes):
+            self._runtime.run_oldest(operation)
         if not operation.done:
             self._staged.append((operation, layout.nbytes))
             self._staged_bytes += layout.nbytes
@@ -145,12 +147,12 @@ class Copies:
         """The bytes are read when the copy runs, whatever the host has written there by then."""
         alias = _over(block, source.data_ptr(), layout)
         run = _mover(target.raw, alias)
-        if self._runtime.upload_guard is not None:
-            run = _after(self._runtime.upload_guard(alias, "aten.copy_"), run)
+        guard = self._runtime.upload_guard
+        prepare = None if guard is None else lambda: _after(guard(alias, "aten.copy_"), run)
         owned = _owned_by_allocator(block, source)
         operation = self._runtime.enqueue(
             "aten.copy_", OperationKind.COPY_TO_DEVICE, run, layout.ranges(source.data_ptr()), target.ranges(),
-            protected=owned,
+            protected=owned, prepare=prepare,
         )  # fmt: skip
         if owned:
             block.protected[operation.queue.id] = operation
@@ -162,7 +164,7 @@ class Copies:
             return
         block = self._pinned_block(target)
         rule = _rule(Direction.DOWNLOAD, block, layout, source.layout, non_blocking)
-        self._runtime.refuse_in_capture(rule, "aten.copy_")
+        self._refuse_in_capture(rule)
         alias = target if block is None else _over(block, target.data_ptr(), layout)
         owned = block is not None and _owned_by_allocator(block, target)
         operation = self._runtime.enqueue(
@@ -173,6 +175,11 @@ class Copies:
             block.protected[operation.queue.id] = operation
         if rule.waits is Waits.ALWAYS:
             self._runtime.wait_for_operation(operation)
+
+    def _refuse_in_capture(self, rule: CopyRule) -> None:
+        if not rule.capturable:
+            runtime = self._runtime
+            runtime.captures.refuse_copy(runtime.current_queue(), "aten.copy_", survives=rule.survives)
 
     def _make_room(self, size: int) -> None:
         staged = self._staged

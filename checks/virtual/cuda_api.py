@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..events import OperationKind
+from .generators import Generator
+from .graphs import CUDAGraph, graph
 from .streams import Event, GenericEvent, GenericStream, Stream, queue_of
 from .tensor import DEVICE
 
@@ -67,6 +70,11 @@ class CudaApi:
             "memory_stats": lambda device=None: self._memory_stats(),
             "mem_get_info": lambda device=None: (TOTAL_MEMORY - memory.allocated, TOTAL_MEMORY),
             "_sleep": self._sleep,
+            "CUDAGraph": CUDAGraph,
+            "graph": graph,
+            "graph_pool_handle": lambda: (0, 1),
+            "is_current_stream_capturing": lambda: runtime.current_queue().capture is not None,
+            **self._random(),
             **_IDENTITY,
         }
 
@@ -109,6 +117,29 @@ class CudaApi:
         finally:
             self._runtime.set_current_queue(outer)
 
+    def _random(self) -> dict[str, Any]:
+        generator = self._runtime.generators.default
+        return {
+            "default_generators": (generator,),
+            "manual_seed": self._manual_seed,
+            "manual_seed_all": self._manual_seed,
+            "seed": generator.seed,
+            "seed_all": generator.seed,
+            "initial_seed": generator.initial_seed,
+            "get_rng_state": lambda device="cuda": generator.get_state(),
+            "get_rng_state_all": lambda: [generator.get_state()],
+            "set_rng_state": lambda new_state, device="cuda": generator.set_state(new_state),
+            "set_rng_state_all": lambda new_states: generator.set_state(new_states[0]),
+            "_get_generator": lambda device: generator,
+        }
+
+    def _manual_seed(self, seed: int) -> None:
+        """Seed the default generator; a capture has fixed its seed and refuses another one, but goes on."""
+        generator = self._runtime.generators.default
+        if self._runtime.current_queue().capture is not None and generator.initial_seed() != int(seed):
+            raise RuntimeError("Cannot call CUDAGeneratorImpl::set_current_seed during CUDA graph capture")
+        generator.manual_seed(seed)
+
     def _memory_stats(self) -> Mapping[str, int]:
         memory = self._runtime.memory
         values = {"current": memory.allocated, "peak": memory.peak}
@@ -116,13 +147,11 @@ class CudaApi:
         return {f"{kind}.all.{name}": value for kind in kinds for name, value in values.items()}
 
     def _sleep(self, cycles: int) -> None:
-        from ..events import OperationKind
-
         self._runtime.enqueue("torch.cuda._sleep", OperationKind.KERNEL, None)
 
 
 def _generic(stream: Stream) -> Any:
-    return GenericStream._at(stream._priority, stream._place)
+    return GenericStream._of(stream._runtime, stream.queue)
 
 
 def _raise_out_of_range(device: Any) -> None:
@@ -179,4 +208,4 @@ NVTX: dict[str, Any] = {
     "range": lambda msg, *args, **kwargs: contextlib.nullcontext(),
 }
 
-GENERIC: dict[str, Any] = {"Stream": GenericStream, "Event": GenericEvent}
+GENERIC: dict[str, Any] = {"Stream": GenericStream, "Event": GenericEvent, "Generator": Generator}

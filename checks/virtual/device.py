@@ -27,7 +27,10 @@ class VirtualDevice:
     @property
     def findings(self) -> list[Finding]:
         """What has been found so far, in an order that does not depend on the schedule."""
-        found: list[Finding] = getattr(self.runtime.sink, "findings", [])
+        with self.runtime.lock:
+            if self.runtime.active:
+                self.runtime.memory.settle()
+            found: list[Finding] = getattr(self.runtime.sink, "findings", [])
         return list(found)
 
     def step(self, number: int | None) -> None:

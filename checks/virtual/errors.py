@@ -10,12 +10,12 @@ class VirtualDeviceError(CheckError, RuntimeError):
 
 
 class StaleObjectError(VirtualDeviceError):
-    """A tensor of an earlier ``virtual_device`` block was used."""
+    """A tensor or graph of an earlier ``virtual_device`` block was used."""
 
     def __init__(self, subject: str) -> None:
         super().__init__(
             subject,
-            "a device tensor may only be used inside the virtual_device block that made it",
+            "it may only be used inside the virtual_device block that made it",
             "each block is a device of its own, whose memory is gone when the block ends",
             "create it inside the block, or copy it to the host before the block ends",
         )

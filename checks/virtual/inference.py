@@ -187,7 +187,9 @@ def _infer(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], coun
         return value
 
     meta_args = [model(value) for value in args]
-    meta_kwargs = {name: model(value) for name, value in kwargs.items() if name != "generator"}
+    meta_kwargs = {name: model(value) for name, value in kwargs.items()}
+    if "generator" in meta_kwargs:
+        meta_kwargs["generator"] = None
     if operator.factory:
         meta_kwargs["device"] = torch.device("meta")
     before = [(made.shape, made.stride()) for made in models]

@@ -137,6 +137,9 @@ def patch_torch(runtime: Runtime, patches: Patches) -> None:
     """Replace what the program would reach CUDA by."""
     api = cuda_api.CudaApi(runtime)
     functions = api.cuda()
+    for name in ("Stream", "Event", "CUDAGraph"):
+        # A class that the program has imported under a name of its own still makes the device's kind.
+        patches.set(getattr(torch.cuda, name), "__new__", staticmethod(_maker(functions[name])))
     patches.set_all(torch.cuda, functions)
     for module in (torch.cuda.streams, torch.cuda.memory, torch.cuda.random, torch.cuda.graphs):
         own = {name: value for name, value in functions.items() if _defines(module, name)}
@@ -148,6 +151,10 @@ def patch_torch(runtime: Runtime, patches: Patches) -> None:
     overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     patches.undo(torch.__future__.set_overwrite_module_params_on_conversion, overwrite)
+
+
+def _maker(replacement: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda cls, *args, **kwargs: replacement(*args, **kwargs)
 
 
 def _defines(module: Any, name: str) -> bool:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from .graphs import Capture
     from .runtime import Runtime
 
 #: A pattern that is a large negative integer, an unlikely float and an invalid index.
@@ -47,7 +48,8 @@ class Block:
         label: type and shape it was allocated with, for people.
         stack: where it was allocated.
         queue: the stream that owns a device block.
-        freed: whether the program has dropped it.
+        dropped: whether the program has dropped it.
+        freed: whether it was told to be free; a block of a graph is only free once the graph is gone as well.
         recorded: streams that ``record_stream`` named.
         protected: the last copy on each stream that keeps a dropped pinned block from being handed out.
         storage: of the program's tensors over a pinned block; tells the allocator's own from an alias.
@@ -55,8 +57,8 @@ class Block:
     """
 
     __slots__ = (
-        "base", "end", "freed", "graph", "id", "label", "memory", "owner", "protected", "queue", "recorded", "size",
-        "space", "stack", "storage",
+        "base", "dropped", "end", "freed", "graph", "id", "label", "memory", "owner", "protected", "queue", "recorded",
+        "size", "space", "stack", "storage",
     )  # fmt: skip
 
     def __init__(self, memory: Memory, owner: Tensor, base: int, size: int, space: Space, label: str) -> None:
@@ -74,7 +76,8 @@ class Block:
         self.recorded: dict[int, Queue] = {}
         self.protected: dict[int, PendingOperation] = {}
         self.storage = 0
-        self.graph: object | None = None
+        self.dropped = False
+        self.graph: Capture | None = None
 
 
 class Ownership:
@@ -128,6 +131,7 @@ class Memory:
         self._runtime = runtime
         self._poison = poison
         self._drops: deque[tuple[Block, int | None, Stack]] = deque()
+        self._actions: deque[Callable[[], None]] = deque()
         self._withheld: deque[tuple[int, Block]] = deque()
 
     def allocate_device(self, layout: Layout, queue: Queue) -> tuple[Tensor, Ownership | None]:
@@ -140,7 +144,7 @@ class Memory:
         block = Block(self, raw, base, size, Space.DEVICE, repr(layout))
         ctypes.memset(base, self._poison, size)
         block.queue = queue
-        block.graph = queue.capture
+        self._adopt_into_graph(block, queue)
         block.stack = program_stack()
         block.id = self._runtime.sink.allocate(queue.lane, base, size, Space.DEVICE, block.stack)
         self.blocks.place(block)
@@ -165,12 +169,23 @@ class Memory:
             return tensor
         block = Block(self, owner, base, span, Space.PINNED, repr(layout))
         block.storage = storage._cdata
+        self._adopt_into_graph(block, self._runtime.current_queue())
         block.stack = program_stack()
         block.id = self._runtime.sink.allocate(self._runtime.host_lane(), base, span, Space.PINNED, block.stack)
         self.blocks.place(block)
         self.pinned_blocks += 1
         weakref.finalize(storage, _dropped, block).atexit = False
         return tensor
+
+    def _adopt_into_graph(self, block: Block, queue: Queue) -> None:
+        """What is allocated in a capture belongs to the graph, and is handed out to nobody while it lives."""
+        block.graph = queue.capture
+        if queue.capture is not None:
+            queue.capture.pool.append(block)
+
+    def later(self, action: Callable[[], None]) -> None:
+        """Do something at the next call into the runtime; safe inside the garbage collector."""
+        self._actions.append(action)
 
     def dropped(self, block: Block) -> None:
         """Note a drop; it takes effect at the next call into the runtime, before anything else happens there."""
@@ -180,8 +195,11 @@ class Memory:
         """Give effect to the drops, and release the bytes that no pending work can touch any more."""
         while self._drops:
             block, lane, stack = self._drops.popleft()
+            block.dropped = True
             if block.graph is None and not block.freed:
                 self.free(block, self._runtime.host_lane() if lane is None else lane, stack)
+        while self._actions:
+            self._actions.popleft()()
         withheld = self._withheld
         if withheld:
             oldest = self._runtime.engine.oldest()
@@ -207,7 +225,7 @@ class Memory:
         assert queue is not None
         after = tuple(other.last for other in block.recorded.values() if other.last is not None and not other.last.done)
         if queue.pending or after:
-            mark = PendingOperation(-1, "reuse", self._poisoner(block), queue, (), after=after, counts=False)
+            mark = PendingOperation(-1, "reuse", self._poisoner(block), queue, (), after=after, mark=True)
             self._runtime.engine.submit(mark)
         else:
             ctypes.memset(block.base, self._poison, block.size)

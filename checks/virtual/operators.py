@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..events import ByteRange, OperationKind
 from ..semantics import NOT_WAITING_OPERATORS, WAITING_OPERATORS, isin_waits
-from .generators import draw_seed, seeded
 from .inference import Fresh, NoPlan, Operator, Resized, Same, Value, operator_of, plan
 from .layouts import Layout, layout_of, tensor_ranges
 from .queues import below_modes
@@ -85,6 +84,7 @@ class Operators:
             _aten._pin_memory.default: lambda call: self._runtime.copies.pin(call.plain[0]),
             _aten.pin_memory.default: lambda call: self._runtime.copies.pin(call.plain[0]),
             _aten.resize_.default: self._resize,
+            _aten._foreach_copy_.default: self._foreach_copy,
         }
 
     def dispatch(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -248,7 +248,10 @@ class Operators:
         """The outputs are known only when it has run: enqueue it and wait for the stream."""
         operator = call.operator
         box: list[Any] = []
-        self._runtime.refuse_wait_in_capture(operator.name)
+        captures = self._runtime.captures
+        if _indexes_from_host(call):
+            captures.refuse_copy(self._runtime.current_queue(), operator.name, survives=True)
+        captures.refuse_wait(operator.name)
         operation = self._enqueue(call, [], box)
         self._runtime.wait_for_operation(operation)
         result = box.pop()
@@ -277,14 +280,14 @@ class Operators:
         reads, writes, some_reads, some_writes = _accesses(call)
         for made in fresh:
             writes += face_of(made).ranges()
-        if operator.random:
-            call.kwargs.pop("generator", None)
+        generator = call.kwargs.get("generator")
+        if generator is not None:
+            call.kwargs["generator"] = None
         run = _kernel(call, [face_of(made).raw for made in fresh], box)
-        if operator.random:
-            run = seeded(run, draw_seed(self._runtime, call))
+        prepare = self._runtime.generators.seeded(run, generator) if operator.random else None
         return self._runtime.enqueue(
             operator.name, OperationKind.KERNEL, run, reads, writes,
-            possible_reads=some_reads, possible_writes=some_writes,
+            possible_reads=some_reads, possible_writes=some_writes, prepare=prepare,
         )  # fmt: skip
 
     def empty(self, layout: Layout) -> DeviceTensor:
@@ -302,6 +305,15 @@ class Operators:
         target, source = call.tensors
         non_blocking = call.args[2] if len(call.args) > 2 else call.kwargs.get("non_blocking", False)
         return self._runtime.copies.copy(target, source, non_blocking)
+
+    def _foreach_copy(self, call: Call) -> Any:
+        if not call.on_device:
+            return self._on_host(call)
+        count = len(call.args[0])
+        non_blocking = call.args[2] if len(call.args) > 2 else call.kwargs.get("non_blocking", False)
+        for target, source in zip(call.tensors[:count], call.tensors[count:], strict=True):
+            self._runtime.copies.copy(target, source, non_blocking)
+        return None
 
     def _to_copy(self, call: Call) -> Any:
         """Between the sides it is a copy; C++ asks for the CPU when it means the device of its argument."""
@@ -349,9 +361,8 @@ class Operators:
 def _indexing_waits(call: Call) -> bool:
     """Indexing by the rows of the table of synchronous calls: masks and host indices wait, and so do host values."""
     indices = [index for index in call.args[1] if index is not None]
-    given = [tensor for tensor in call.tensors if any(tensor is other for other in _indices_of(call))]
     masks = [index for index in indices if index.dtype in (torch.bool, torch.uint8)]
-    if any(type(tensor) is not DeviceTensor for tensor in given):
+    if _indexes_from_host(call):
         return True
     if call.operator.schema_name == "aten::index":
         return bool(masks)
@@ -363,11 +374,12 @@ def _indexing_waits(call: Call) -> bool:
     return not on_host if fills_mask else bool(masks) or on_host
 
 
-def _indices_of(call: Call) -> list[Tensor]:
-    """The index tensors as the program gave them."""
-    plain = [index for index in call.args[1] if index is not None]
-    pairs = zip(call.tensors, call.plain, strict=True)
-    return [tensor for tensor, raw in pairs if any(raw is index for index in plain)]
+def _indexes_from_host(call: Call) -> bool:
+    """Whether an index is a host tensor, which is uploaded from pageable memory first."""
+    if call.operator.schema_name not in _INDEXING:
+        return False
+    count = sum(index is not None for index in call.args[1])
+    return any(type(index) is not DeviceTensor for index in call.tensors[1 : 1 + count])
 
 
 def _accesses(call: Call) -> tuple[tuple[ByteRange, ...], tuple[ByteRange, ...], list[ByteRange], list[ByteRange]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +16,9 @@ import torch
 from ..semantics import LAUNCH_QUEUE_ENTRIES
 
 if TYPE_CHECKING:
-    from ..events import Stack
+    from ..events import ByteRange, OperationKind, Stack
+    from .graphs import Capture
+    from .memory import Block
 
 _Key = torch._C.DispatchKey
 
@@ -43,6 +45,43 @@ def below_modes() -> Iterator[None]:
         yield
 
 
+class Work:
+    """What an operation needs to be enqueued, now or at each replay of a graph; see ``Runtime.enqueue``."""
+
+    __slots__ = (
+        "blocks", "certain", "kind", "name", "open", "possible_reads", "possible_writes", "prepare", "protected",
+        "reads", "run", "writes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        kind: OperationKind,
+        run: Callable[[], None] | None,
+        reads: Sequence[ByteRange],
+        writes: Sequence[ByteRange],
+        possible_reads: Sequence[ByteRange],
+        possible_writes: Sequence[ByteRange],
+        certain: bool,
+        protected: bool,
+        open: bool,  # noqa: A002 - the contract's name
+        prepare: Callable[[], Callable[[], None]] | None,
+        blocks: Sequence[Block],
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.run = run
+        self.reads = reads
+        self.writes = writes
+        self.possible_reads = possible_reads
+        self.possible_writes = possible_writes
+        self.certain = certain
+        self.protected = protected
+        self.open = open
+        self.prepare = prepare
+        self.blocks = blocks
+
+
 class PendingOperation:
     """One entry of a stream.
 
@@ -55,12 +94,15 @@ class PendingOperation:
         stack: where the program asked for it.
         step: of the runner, if known.
         after: operations of other queues that must be over first.
-        counts: whether it takes an entry of the launch queue.
+        entries: how many entries of the launch queue it takes: 1, or 0 for marks and for all but one node of a graph.
+        mark: it is no work of the program; it is passed as soon as it is reached.
         open: its accesses are told while it runs.
         done: whether it is over.
     """
 
-    __slots__ = ("after", "counts", "done", "id", "name", "number", "open", "queue", "run", "stack", "step", "then")
+    __slots__ = (
+        "after", "done", "entries", "id", "mark", "name", "number", "open", "queue", "run", "stack", "step", "then",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -72,7 +114,8 @@ class PendingOperation:
         step: int | None = None,
         *,
         after: tuple[PendingOperation, ...] = (),
-        counts: bool = True,
+        entries: int = 1,
+        mark: bool = False,
         open: bool = False,  # noqa: A002 - the contract's name
     ) -> None:
         self.id = identity
@@ -83,7 +126,8 @@ class PendingOperation:
         self.stack = stack
         self.step = step
         self.after = after
-        self.counts = counts
+        self.entries = 0 if mark else entries
+        self.mark = mark
         self.open = open
         self.done = False
         self.then: list[Callable[[], None]] | None = None
@@ -115,10 +159,10 @@ class Queue:
         pending: what has not run yet, oldest first.
         last: the newest operation, over or not.
         capture: the graph that is being captured from it, if any.
-        place: priority and index in the pool of a stream that comes from one.
+        priority: of the stream, 0 or negative.
     """
 
-    __slots__ = ("capture", "id", "lane", "last", "name", "pending", "place")
+    __slots__ = ("capture", "id", "lane", "last", "name", "pending", "priority")
 
     def __init__(self, identity: int, lane: int, name: str) -> None:
         self.id = identity
@@ -126,8 +170,8 @@ class Queue:
         self.name = name
         self.pending: deque[PendingOperation] = deque()
         self.last: PendingOperation | None = None
-        self.capture: object | None = None
-        self.place: tuple[int, int] | None = None
+        self.capture: Capture | None = None
+        self.priority = 0
 
 
 class Engine:
@@ -155,11 +199,11 @@ class Engine:
 
     def submit(self, operation: PendingOperation) -> None:
         """Append to its queue; if the launch queue is full, the oldest operations run first."""
-        if operation.counts:
+        if operation.entries:
             while self._entries >= LAUNCH_QUEUE_ENTRIES:
                 self.oldest()
                 self.force(self._order[0])
-            self._entries += 1
+            self._entries += operation.entries
         operation.number = self._number
         self._number += 1
         queue = operation.queue
@@ -187,8 +231,7 @@ class Engine:
         operation = queue.pending.popleft()
         if not queue.pending:
             del self._busy[queue.id]
-        if operation.counts:
-            self._entries -= 1
+        self._entries -= operation.entries
         if operation.run is not None:
             self._execute(operation)
             operation.run = None
@@ -224,7 +267,7 @@ class Engine:
     def _pass_marks(self, queue: Queue) -> bool:
         """Pass the heads that are no work of the program; says whether another queue may have become ready by it."""
         passed = False
-        while queue.pending and not queue.pending[0].counts and queue.pending[0].blocker() is None:
+        while queue.pending and queue.pending[0].mark and queue.pending[0].blocker() is None:
             self.run_head(queue)
             passed = True
         return passed

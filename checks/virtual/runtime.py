@@ -10,27 +10,35 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..events import ByteRange, EventSink, LaneKind, OperationKind, Stack, SyncKind
-from ..findings import Finding, Site, Soundness, Verdict
-from ..semantics import CopyRule
+from ..findings import Finding, Soundness, Verdict
 from .copies import Copies
 from .functions import names_device_tensor
+from .generators import Generators
+from .graphs import Capture, Captures, Node
 from .memory import Block, Memory
 from .operators import Operators
-from .queues import Engine, PendingOperation, Queue, below_modes
+from .queues import Engine, PendingOperation, Queue, Work, below_modes
 from .schedules import Reason, Scheduler
-from .stacks import program_stack
+from .stacks import program_stack, sites
 from .streams import Streams, queue_of
 
 if TYPE_CHECKING:
     from .tensor import Face
 
+INVALID_ARGUMENT = "CUDA error: invalid argument"
+
 
 @dataclass(frozen=True)
 class Record:
-    """One record of an event: the mark in the stream, and the sink's token for what came before it."""
+    """One record of an event: the mark in the stream, and the sink's token for what came before it.
+
+    One that was made in a capture has its node and capture instead.
+    """
 
     mark: PendingOperation
     token: int
+    node: Node | None = None
+    capture: Capture | None = None
 
 
 class _ThreadState(threading.local):
@@ -53,7 +61,8 @@ class Runtime:
         active: False once the device is gone.
         running: the operation that is being run, for those whose accesses are learnt then.
         thread_state: what each host thread has of its own.
-        draws: how many operations have drawn random numbers.
+        captures: the graph capture in progress.
+        generators: random numbers of the device.
         without_meta: operators that had to run at once because torch cannot tell their output's shape, counted.
         wrap_array: what ``Tensor.numpy()`` of tracked memory returns instead of the plain array.
         upload_guard: asked at each upload that reads its source later; the check it returns runs before the copy.
@@ -66,11 +75,12 @@ class Runtime:
         self.step: int | None = None
         self.active = True
         self.running: PendingOperation | None = None
-        self.draws = 0
         self.without_meta: Counter[str] = Counter()
         self.wrap_array: Callable[[Any], Any] | None = None
         self.upload_guard: Callable[[Any, str], Callable[[], None]] | None = None
         self.thread_state = _ThreadState()
+        self.captures = Captures(self)
+        self.generators = Generators(self)
         self.engine = Engine(self._execute)
         self.memory = Memory(self, poison)
         self.streams = Streams(self)
@@ -111,12 +121,6 @@ class Runtime:
         call = self.thread_state.call
         return call is not None and names_device_tensor(*call)
 
-    def refuse_in_capture(self, rule: CopyRule, name: str) -> None:
-        """A copy that cannot be captured is refused in a capture."""
-
-    def refuse_wait_in_capture(self, name: str) -> None:
-        """The host cannot wait in a capture."""
-
     # Memory
 
     def find_block(self, address: int) -> Block | None:
@@ -151,8 +155,10 @@ class Runtime:
         protected: bool = False,
         open: bool = False,  # noqa: A002 - the contract's name
         stream: Any = None,
+        prepare: Callable[[], Callable[[], None]] | None = None,
+        blocks: Sequence[Block] = (),
     ) -> PendingOperation:
-        """Put an operation on a stream, the current one by default.
+        """Put an operation on a stream, the current one by default; into its graph, if it is being captured.
 
         Args:
             name: for people.
@@ -166,25 +172,55 @@ class Runtime:
             protected: the host allocator waits for it before it hands out a pinned block again.
             open: more accesses are told with ``access`` while it runs.
             stream: a stream, its queue, or None.
+            prepare: makes ``run`` anew for each launch, for work that draws random numbers.
+            blocks: memory whose address it was given, though which bytes it touches is learnt later.
         """
         with self.lock:
             self.memory.settle()
             queue = self.current_queue() if stream is None else queue_of(stream)
-            stack = program_stack()
-            sink = self.sink
-            identity = sink.operation(queue.lane, kind, name, stack, issuer=self.host_lane(), step=self.step, open=open)
-            if reads:
-                sink.access(identity, reads, write=False, certain=certain, protected=protected)
-            if writes:
-                sink.access(identity, writes, write=True, certain=certain, protected=protected)
-            if possible_reads:
-                sink.access(identity, possible_reads, write=False, certain=False)
-            if possible_writes:
-                sink.access(identity, possible_writes, write=True, certain=False)
-            operation = PendingOperation(identity, name, run, queue, stack, self.step, open=open)
-            self.engine.submit(operation)
+            work = Work(
+                name,
+                kind,
+                run,
+                reads,
+                writes,
+                possible_reads,
+                possible_writes,
+                certain,
+                protected,
+                open,
+                prepare,
+                blocks,
+            )
+            if queue.capture is not None:
+                return queue.capture.add(queue, work)
+            operation = self.submit(work, queue, program_stack())
             self._progress(Reason.ENQUEUE)
             return operation
+
+    def submit(self, work: Work, queue: Queue, stack: Stack, *, entries: int = 1, prefix: str = "") -> PendingOperation:
+        """Tell the sink of an operation and queue it, without letting the device make progress."""
+        sink = self.sink
+        name = prefix + work.name
+        run = work.run if work.prepare is None else work.prepare()
+        identity = sink.operation(
+            queue.lane, work.kind, name, stack, issuer=self.host_lane(), step=self.step, open=work.open
+        )
+        if work.reads:
+            sink.access(identity, work.reads, write=False, certain=work.certain, protected=work.protected)
+        if work.writes:
+            sink.access(identity, work.writes, write=True, certain=work.certain, protected=work.protected)
+        if work.possible_reads:
+            sink.access(identity, work.possible_reads, write=False, certain=False)
+        if work.possible_writes:
+            sink.access(identity, work.possible_writes, write=True, certain=False)
+        operation = PendingOperation(identity, name, run, queue, stack, self.step, entries=entries, open=work.open)
+        self.engine.submit(operation)
+        return operation
+
+    def progress_after_launch(self) -> None:
+        """The device may make progress, now that a whole graph is enqueued."""
+        self._progress(Reason.ENQUEUE)
 
     def access(self, ranges: Sequence[ByteRange], *, write: bool, certain: bool = True) -> None:
         """The running operation, which is open, touches these bytes."""
@@ -210,34 +246,59 @@ class Runtime:
         """Mark the present end of a stream."""
         with self.lock:
             self.memory.settle()
+            capture = queue.capture
+            if capture is not None:
+                mark = PendingOperation(-1, name, None, queue, ())
+                return Record(mark, -1, capture.add_record(queue), capture)
             stack = program_stack()
             host = self.host_lane()
             identity = self.sink.operation(queue.lane, OperationKind.MARKER, name, stack, issuer=host, step=self.step)
-            mark = PendingOperation(identity, name, None, queue, stack, self.step, counts=False)
+            mark = PendingOperation(identity, name, None, queue, stack, self.step, mark=True)
             self.engine.submit(mark)
             return Record(mark, self.sink.release(queue.lane))
 
     def wait(self, queue: Queue, record: Record | None, name: str = "wait_event") -> None:
-        """Hold a stream until a record is passed; without a record this orders nothing, and the sink is told so."""
+        """Hold a stream until a record is passed; without a record this orders nothing, and the sink is told so.
+
+        Raises:
+            RuntimeError: the record and the stream are not of one capture.
+        """
         with self.lock:
             self.memory.settle()
-            sync = self._sync(queue.lane, SyncKind.WAIT_EVENT, name)
-            if record is None:
+            if record is not None and record.node is not None and record.capture is not None:
+                if record.capture.over:
+                    raise RuntimeError(INVALID_ARGUMENT)
+                record.capture.add_wait(queue, record.node)
                 return
-            self.sink.acquire(queue.lane, record.token, sync=sync)
-            if not record.mark.done and record.mark.queue is not queue:
-                mark = PendingOperation(-1, name, None, queue, (), after=(record.mark,), counts=False)
-                self.engine.submit(mark)
+            if record is not None and queue.capture is not None:
+                self.captures.refuse_wait(f"{name} of an event recorded outside of the capture")
+            sync = self._sync(queue.lane, SyncKind.WAIT_EVENT, name)
+            if record is not None:
+                self.sink.acquire(queue.lane, record.token, sync=sync)
+                self._hold(queue, record)
+
+    def follow(self, queue: Queue, record: Record | None) -> None:
+        """Hold a stream until a record is passed, by the nature of the device and not because the program asked."""
+        if record is not None and record.mark.queue is not queue:
+            self.sink.acquire(queue.lane, record.token)
+            self._hold(queue, record)
+
+    def _hold(self, queue: Queue, record: Record) -> None:
+        if not record.mark.done and record.mark.queue is not queue:
+            mark = PendingOperation(-1, "wait_event", None, queue, (), after=(record.mark,), mark=True)
+            self.engine.submit(mark)
 
     def synchronize_record(self, record: Record | None, name: str = "Event.synchronize") -> None:
         """Let the host wait for a record."""
         with self.lock:
             self.memory.settle()
+            if record is not None:
+                self._refuse_captured(record, name)
             sync = self._sync(self.host_lane(), SyncKind.EVENT_SYNCHRONIZE, name)
-            if record is None:
-                return
-            self.sink.acquire(self.host_lane(), record.token, sync=sync)
-            self._run_until(record.mark)
+            if record is not None:
+                self.sink.acquire(self.host_lane(), record.token, sync=sync)
+                self._run_until(record.mark)
+                self.memory.settle()
 
     def query_record(self, record: Record | None, name: str = "Event.query") -> bool:
         """Whether a record is passed. The device goes on meanwhile, and True orders what follows after it."""
@@ -246,17 +307,25 @@ class Runtime:
             if record is None:
                 self._sync(self.host_lane(), SyncKind.EVENT_QUERY, name)
                 return True
+            self._refuse_captured(record, name)
             self._poll()
             if record.mark.done:
                 sync = self._sync(self.host_lane(), SyncKind.EVENT_QUERY, name)
                 self.sink.acquire(self.host_lane(), record.token, sync=sync)
             return record.mark.done
 
+    def _refuse_captured(self, record: Record, name: str) -> None:
+        """A captured record stands for no moment; the event has to be recorded again first."""
+        self.captures.refuse_wait(name)
+        if record.node is not None:
+            raise RuntimeError(INVALID_ARGUMENT)
+
     def synchronize_queue(
         self, queue: Queue, name: str = "Stream.synchronize", kind: SyncKind = SyncKind.STREAM_SYNCHRONIZE
     ) -> None:
         """Let the host wait for all that a stream has been given."""
         with self.lock:
+            self.captures.refuse_wait(name)
             self.memory.settle()
             sync = self._sync(self.host_lane(), kind, name)
             self.sink.acquire(self.host_lane(), self.sink.release(queue.lane), sync=sync)
@@ -267,6 +336,7 @@ class Runtime:
     def query_queue(self, queue: Queue) -> bool:
         """Whether a stream has nothing left to do; True orders what follows after all of it."""
         with self.lock:
+            self.captures.refuse_wait("Stream.query")
             self.memory.settle()
             self._poll()
             over = queue.last is None or queue.last.done
@@ -278,9 +348,10 @@ class Runtime:
     def synchronize_device(self, name: str = "torch.cuda.synchronize") -> None:
         """Let the host wait for everything."""
         with self.lock:
+            self.captures.refuse_wait(name, whole_device=True)
             self.memory.settle()
             sync = self._sync(self.host_lane(), SyncKind.DEVICE_SYNCHRONIZE, name)
-            for queue in self.streams.queues():
+            for queue in self.streams.queues.values():
                 self.sink.acquire(self.host_lane(), self.sink.release(queue.lane), sync=sync)
             self._drain(Reason.HOST_SYNC)
             self.memory.settle()
@@ -379,11 +450,6 @@ class Runtime:
                 self.memory.close()
             finally:
                 self.active = False
-
-
-def sites(stack: Stack) -> tuple[Site, ...]:
-    """A stack as findings carry it."""
-    return tuple(Site(*frame) for frame in stack)
 
 
 def _fault(operation: PendingOperation, error: Exception) -> Finding:

@@ -1,8 +1,8 @@
 """Streams and events as the program holds them.
 
 A handle may outlive the block that made it: programs keep streams in caches of their own. A stream of an earlier block
-is adopted, as the stream with the same place in the pool; an event of an earlier block is over, for that device was
-drained when it ended.
+is adopted, as a new stream of the present one; an event of an earlier block is over, for that device was drained when
+it ended.
 """
 
 from __future__ import annotations
@@ -54,39 +54,46 @@ class Streams:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._queues: list[Queue] = []
+        self._made = 0
         self._pools: dict[int, list[Queue]] = {}
         self._taken: dict[int, int] = {}
+        self._capture_queue: Queue | None = None
+        self.queues: dict[int, Queue] = {}
         self.default = self.new_queue("default stream")
 
     def new_queue(self, name: str, kind: LaneKind = LaneKind.STREAM) -> Queue:
         """A queue of its own, for a stream or for one branch of a graph."""
-        queue = Queue(len(self._queues), self._runtime.sink.lane(kind, name), name)
-        self._queues.append(queue)
+        queue = Queue(self._made, self._runtime.sink.lane(kind, name), name)
+        self._made += 1
+        self.queues[queue.id] = queue
         return queue
 
-    def queues(self) -> list[Queue]:
-        """All queues, by id."""
-        return self._queues
+    def end_queue(self, queue: Queue) -> None:
+        """Nothing will be enqueued there any more."""
+        del self.queues[queue.id]
+        self._runtime.sink.end_lane(queue.lane)
 
-    def place(self, priority: int, index: int) -> Queue:
-        """The stream at a place of a pool, made on first use."""
+    def next_of_pool(self, priority: int) -> Queue:
+        """The stream that a new handle of this priority gets, round robin."""
         pool = self._pools.setdefault(priority, [])
-        while len(pool) <= index:
-            kind = "stream" if priority == 0 else f"priority {priority} stream"
-            pool.append(self.new_queue(f"{kind} {len(pool) + 1}"))
-            pool[-1].place = (priority, len(pool) - 1)
-        return pool[index]
-
-    def next_place(self, priority: int) -> int:
-        """The place that the next new stream gets, round robin."""
         taken = self._taken.get(priority, 0)
         self._taken[priority] = taken + 1
-        return taken % STREAMS_PER_POOL
+        place = taken % STREAMS_PER_POOL
+        if place == len(pool):
+            kind = "stream" if priority == 0 else f"priority {priority} stream"
+            pool.append(self.new_queue(f"{kind} {place + 1}"))
+            pool[place].priority = priority
+        return pool[place]
+
+    def capture_queue(self) -> Queue:
+        """The side stream that ``torch.cuda.graph`` captures from if it is given none."""
+        if self._capture_queue is None:
+            self._capture_queue = self.next_of_pool(0)
+        return self._capture_queue
 
     def handle(self, queue: Queue) -> Any:
         """A ``torch.cuda.Stream`` for a queue."""
-        return Stream._at(*(queue.place or (0, None)))
+        return Stream._of(self._runtime, queue)
 
 
 class GenericStream:
@@ -97,22 +104,26 @@ class GenericStream:
     device_type = 1
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
-        with active_runtime().lock:
-            priority = min(0, max(-5, priority))
-            self._priority = priority
-            self._place: int | None = active_runtime().streams.next_place(priority)
+        self._runtime = active_runtime("a stream")
+        self._priority = min(0, max(-5, priority))
+        with self._runtime.lock:
+            self._queue = self._runtime.streams.next_of_pool(self._priority)
 
     @classmethod
-    def _at(cls, priority: int, place: int | None) -> Any:
+    def _of(cls, runtime: Runtime, queue: Queue) -> Any:
         stream = cls.__new__(cls)
-        stream._priority, stream._place = priority, place
+        stream._runtime, stream._queue, stream._priority = runtime, queue, queue.priority
         return stream
 
     @property
     def queue(self) -> Queue:
-        """The stream of the present device with this place in the pool."""
-        streams = active_runtime("a stream").streams
-        return streams.default if self._place is None else streams.place(self._priority, self._place)
+        """Its queue; a handle of an earlier device is given the next stream of the pool, which is its own."""
+        runtime = active_runtime("a stream")
+        if runtime is not self._runtime:
+            with runtime.lock:
+                self._queue = runtime.streams.next_of_pool(self._priority)
+            self._runtime = runtime
+        return self._queue
 
     @property
     def priority(self) -> int:
@@ -169,14 +180,13 @@ class GenericStream:
         active_runtime().set_current_queue(self._outer)
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and (self._priority, self._place) == (other._priority, other._place)
+        return type(other) is type(self) and self.queue is other.queue
 
     def __hash__(self) -> int:
-        return hash((type(self), self._priority, self._place))
+        return hash(type(self))  # the queue of a handle can change, and there are few streams
 
     def __repr__(self) -> str:
-        place = "default" if self._place is None else f"priority={self._priority} place={self._place}"
-        return f"<{type(self).__name__} device=cuda:0 {place}>"
+        return f"<torch.{'cuda.' if type(self) is Stream else ''}Stream device=cuda:0 {self._queue.name}>"
 
 
 class Stream(GenericStream):
@@ -217,15 +227,34 @@ class GenericEvent:
     def record(self, stream: GenericStream | None = None) -> None:
         """Mark the present end of a stream, the current one by default."""
         runtime = active_runtime("an event")
-        self._record = runtime.record(runtime.current_queue() if stream is None else stream.queue)
+        queue = runtime.current_queue() if stream is None else stream.queue
+        if self.external and queue.capture is not None:
+            queue.capture.add_external(queue, "record", self)
+            return
+        self._record = runtime.record(queue)
         self._runtime = runtime
 
     def wait(self, stream: GenericStream | None = None) -> None:
         """Hold back a stream until the latest record is passed; later records do not matter to this wait."""
         runtime = active_runtime("an event")
+        queue = runtime.current_queue() if stream is None else stream.queue
+        if self.external and queue.capture is not None:
+            queue.capture.add_external(queue, "wait", self)
+            return
         record = self._latest()
         if not isinstance(record, bool):
-            runtime.wait(runtime.current_queue() if stream is None else stream.queue, record)
+            runtime.wait(queue, record)
+
+    def replay(self, verb: str, queue: Queue) -> None:
+        """A graph that captured a record of this external event, or a wait for it, is launched."""
+        runtime = active_runtime("an event")
+        if verb == "record":
+            self._record = runtime.record(queue)
+            self._runtime = runtime
+            return
+        record = self._latest()
+        if not isinstance(record, bool):
+            runtime.wait(queue, record)
 
     def synchronize(self) -> None:
         """Wait for the latest record."""
