@@ -1,0 +1,107 @@
+"""A program run once under one schedule, with everything there is to know about it afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from ..events import EventSink
+from ..findings import Finding
+from ..happens_before.core import HappensBefore
+from .device import virtual_device
+from .runtime import Runtime
+from .schedules import Decision, Recorder, Schedule, Scheduler
+from .stacks import calls_program
+from .transcript import Note, Transcript
+
+#: Code that says ``device="cuda"``; what it returns is its data.
+Program: TypeAlias = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a program.
+
+    Attributes:
+        schedule: when the device ran what.
+        data: what the program returned, as plain values; None if it raised.
+        error: type and message of what the program raised, if it did.
+        findings: broken rules.
+        decisions: the same schedule as deviations from ``late``.
+        streams: how many streams the program used, the default stream included.
+    """
+
+    schedule: Schedule
+    data: object
+    error: str | None
+    findings: tuple[Finding, ...]
+    decisions: tuple[Decision, ...]
+    streams: int
+
+    def same_outcome(self, other: Run) -> bool:
+        """Whether data and error are the same; NaN equals itself here."""
+        return repr((self.data, self.error)) == repr((other.data, other.error))
+
+
+def run_program(
+    program: Program,
+    schedule: Schedule | str = "late",
+    *,
+    note: Note | None = None,
+    judge: EventSink | None = None,
+    scheduler: Scheduler | None = None,
+    bind: Callable[[Runtime], object] | None = None,
+) -> Run:
+    """Run a program on a virtual device of its own.
+
+    Args:
+        program: is called once. Tensors that it returns are read when it returns, device tensors through a download;
+            state that it keeps between calls makes its runs incomparable.
+        schedule: when the device runs what.
+        note: is called with each entry of the run's transcript.
+        judge: the sink; by default the happens-before checker.
+        scheduler: decides in the place of the schedule's own.
+        bind: is given the device before the program starts.
+    """
+    chosen = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
+    recorder = Recorder(scheduler or chosen.scheduler())
+    sink = judge or HappensBefore()
+    transcript = Transcript(sink, note) if note else None
+    data: object = None
+    error: str | None = None
+    with virtual_device(
+        recorder, chosen.seed, sink=transcript or sink, hooks=(transcript.observe,) if transcript else ()
+    ) as device:
+        if bind:
+            bind(device.runtime)
+        try:
+            data = _call(program)
+        except Exception as raised:  # noqa: BLE001 - what wrong data makes a program raise is its outcome
+            error = f"{type(raised).__name__}: {raised}"
+    streams = device.runtime.streams.queues
+    return Run(chosen, data, error, tuple(device.findings), recorder.decisions(), len(streams))
+
+
+@calls_program
+def _call(program: Program) -> object:
+    return plain(program())
+
+
+def plain(value: Any) -> object:
+    """What a program returned, as values that can be compared and printed; reads tensors, now."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().tolist()
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain(item) for item in value]
+    return value
