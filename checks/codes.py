@@ -73,6 +73,48 @@ class UnknownCodeError(LookupError):
 
 _ENTRIES = (
     CodeInfo(
+        code="MRV207",
+        title="a pinned source was changed by a write that no hook saw",
+        soundness=Soundness.BEST_EFFORT,
+        rule="the source of a copy that reads it later stays as it is until the host has waited for the copy",
+        why="the copy takes whatever is there when it runs; that the write went through a memoryview, struct or C code "
+        "only hides it from the other checks",
+        remedy="wait for the copy's event before the write, or write into another slot; locate_writer in "
+        "mrv2.checks.hooks.watchpoint repeats the run and names the line",
+        example=Example(
+            "dev.copy_(pinned, non_blocking=True)\nstruct.pack_into('i', memoryview(pinned.numpy()), 0, 7)",
+            "dev.copy_(pinned, non_blocking=True)\nevent.record(); ...; event.synchronize()\nstruct.pack_into(...)",
+        ),
+        stage="races",
+    ),
+    CodeInfo(
+        code="MRV211",
+        title="two programs of one launch conflict",
+        soundness=Soundness.SOUND,
+        rule="programs of one launch run in any order and at once, so no program may write what another one touches, "
+        "unless both do so atomically or an atomic orders them",
+        why="which value is left, or read, changes from run to run; with two programs it often looks right",
+        remedy="give each program bytes of its own; resolve duplicate indices before the launch; or use atomics",
+        example=Example(
+            "tl.store(out_ptr + tl.load(rows_ptr + pid), value)  # rows may hold one row twice",
+            "# on the host, before the launch: keep the last write to each row only",
+        ),
+        stage="races",
+    ),
+    CodeInfo(
+        code="MRV212",
+        title="a kernel touches memory outside of every tensor",
+        soundness=Soundness.SOUND,
+        rule="each lane that is not masked off has its address inside memory that is allocated",
+        why="a load brings in another tensor's bytes and a store destroys them; neither fails at once on a GPU",
+        remedy="mask the lanes beyond the end; if the index was read from memory, look first at races on that memory",
+        example=Example(
+            "x = tl.load(x_ptr + lane)",
+            "x = tl.load(x_ptr + lane, mask=lane < n, other=0.0)",
+        ),
+        stage="races",
+    ),
+    CodeInfo(
         code="MRV301",
         title="the oracle differs from transformers",
         soundness=Soundness.SOUND,

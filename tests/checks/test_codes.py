@@ -14,7 +14,7 @@ FIRST_SLICE = {
 
 
 def test_registry_holds_the_codes_of_the_first_slice() -> None:
-    assert set(CODES) == FIRST_SLICE
+    assert set(CODES) >= FIRST_SLICE
 
 
 @pytest.mark.parametrize("code", sorted(CODES))
@@ -28,8 +28,9 @@ def test_every_entry_is_complete(code: str) -> None:
     assert range_of(code) in RANGES.values()
 
 
-def test_only_the_statistical_code_can_be_a_false_alarm() -> None:
-    assert [code for code, info in CODES.items() if info.soundness is not Soundness.SOUND] == ["MRV401"]
+def test_codes_of_state_and_startup_are_never_false_alarms() -> None:
+    own = {code: info for code, info in CODES.items() if code in FIRST_SLICE}
+    assert [code for code, info in own.items() if info.soundness is not Soundness.SOUND] == ["MRV401"]
 
 
 def test_ranges_cover_the_seven_hundreds() -> None:

@@ -1,0 +1,95 @@
+"""What is wrong with a kernel itself, as findings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..findings import JSON, Finding, Site, Soundness, Verdict
+from .kernel_conflicts import Conflict
+from .kernel_log import AccessKind, Addresses, KernelAccess
+from .runtime import Block, Runtime
+
+#: Beyond this distance a block says nothing about a stray address.
+_NEAR = 1 << 20
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """Writes the findings of one launch while it runs.
+
+    Attributes:
+        runtime: the device.
+        name: of the operation.
+        grid: extents of the launch.
+    """
+
+    runtime: Runtime
+    name: str
+    grid: tuple[int, int, int]
+
+    def stray(self, kind: AccessKind, site: Site, program: int, lanes: Addresses, size: int) -> None:
+        """Lanes outside of all memory, which were masked off."""
+        low, high = int(lanes.min()), int(lanes.max()) + size
+        block = self._nearest(low, high)
+        evidence: dict[str, JSON] = {"program": self._index(program), "lanes": len(lanes)}
+        remedy = "mask the lanes that lie beyond the tensor, and check the index that they are computed from"
+        title = f"{self.name} {kind.verb} outside of all memory"
+        self._report("MRV212", title, site, (), block, (low, high), evidence, remedy)
+
+    def conflict(self, conflict: Conflict, sites: list[Site]) -> None:
+        """Two programs that touch the same bytes."""
+        earlier, later = conflict.earlier, conflict.later
+        evidence: dict[str, JSON] = {"first": self._side(earlier, sites), "second": self._side(later, sites)}
+        remedy = "give each program bytes of its own, resolve duplicates before the launch, or use atomics for both"
+        title = f"{self.name}: one program {later.kind.verb} what another {earlier.kind.verb}"
+        block = self.runtime.find_block(conflict.low)
+        where, other = sites[later.site], (sites[earlier.site],)
+        self._report("MRV211", title, where, other, block, (conflict.low, conflict.high), evidence, remedy)
+
+    def _report(
+        self, code: str, title: str, where: Site, other: tuple[Site, ...], block: Block | None,
+        span: tuple[int, int], evidence: dict[str, JSON], remedy: str,
+    ) -> None:  # fmt: skip
+        operation = self.runtime.running
+        assert operation is not None
+        facts: dict[str, JSON] = {"kernel": self.name, "grid": list(self.grid), **evidence}
+        if block is not None:
+            facts["block"] = {"space": block.space.value, "size": block.size, "label": block.label}
+            facts["bytes"] = [bound - block.base for bound in span]
+        finding = Finding(
+            code=code,
+            verdict=Verdict.VIOLATION,
+            soundness=Soundness.SOUND,
+            title=title,
+            where=(where, *(Site(*frame) for frame in operation.stack)),
+            other=other,
+            allocation=() if block is None else tuple(Site(*frame) for frame in block.stack),
+            evidence=facts,
+            remedy=remedy,
+            step=operation.step,
+        )
+        self.runtime.sink.report(finding)
+
+    def _index(self, program: int) -> list[int]:
+        """Grid index of a program."""
+        _, y, z = self.grid
+        return [program // (y * z), program // z % y, program % z]
+
+    def _side(self, access: KernelAccess, sites: list[Site]) -> JSON:
+        site = sites[access.site]
+        return {
+            "program": self._index(access.program),
+            "access": access.kind.verb,
+            "line": f"{site.file}:{site.line}",
+        }
+
+    def _nearest(self, low: int, high: int) -> Block | None:
+        """The block that a stray range is closest to; addresses themselves change from run to run."""
+        bases, ends = self.runtime.blocks()
+        if not len(bases):
+            return None
+        distance = np.maximum(np.maximum(bases - high, low - ends), 0)
+        index = int(distance.argmin())
+        return self.runtime.find_block(int(bases[index])) if distance[index] <= _NEAR else None

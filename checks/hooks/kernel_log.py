@@ -1,0 +1,139 @@
+"""What one launch of a kernel did to memory, access by access."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..events import ByteRange
+from ..findings import Site
+
+Addresses: TypeAlias = NDArray[np.int64]
+
+
+class AccessKind(enum.IntEnum):
+    """What an access does; an atomic one reads and writes, and does not conflict with another atomic one."""
+
+    READ = 0
+    WRITE = 1
+    ATOMIC = 2
+
+    @property
+    def verb(self) -> str:
+        """For people."""
+        return ("reads", "writes", "updates atomically")[self]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelAccess:
+    """One load, store or atomic of one program.
+
+    Attributes:
+        position: number of accesses in the log before it.
+        program: number of the program in the order of execution.
+        kind: what it does.
+        site: where in the kernel, an index into the log's sites.
+        low, high: the addresses [low, high) hold all of it.
+        lanes: first address of each lane that is not masked off; None if the lanes fill [low, high).
+        size: bytes of a lane.
+        stored: for a store, its values and its mask, one for each lane.
+    """
+
+    position: int
+    program: int
+    kind: AccessKind
+    site: int
+    low: int
+    high: int
+    lanes: Addresses | None
+    size: int
+    stored: tuple[Any, Any] | None = None
+
+    def runs(self) -> tuple[Addresses, Addresses]:
+        """Sorted, disjoint byte ranges: first and one-past-last addresses."""
+        if self.lanes is None:
+            return np.array([self.low]), np.array([self.high])
+        return merged_lanes(self.lanes, self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """An atomic that orders: what a program did before it is seen by whoever acquires the same address later.
+
+    Attributes:
+        position: of its own access, the next one in the log.
+        program: whose it is.
+        addresses: of its lanes.
+        acquires: whether it sees what others have released.
+        releases: whether others see what came before it.
+    """
+
+    position: int
+    program: int
+    addresses: frozenset[int]
+    acquires: bool
+    releases: bool
+
+
+@dataclass
+class KernelLog:
+    """All accesses of one launch, in the order of execution."""
+
+    accesses: list[KernelAccess] = field(default_factory=list)
+    fences: list[Fence] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
+
+    def ranges(self, *, write: bool) -> list[ByteRange]:
+        """Sorted, disjoint byte ranges that the launch writes (atomics included), or reads."""
+        chosen = [access for access in self.accesses if (access.kind is AccessKind.READ) is not write]
+        if all(access.lanes is None for access in chosen):
+            return merged_ranges(sorted({(access.low, access.high) for access in chosen}))
+        lows, highs, _ = columns(chosen)
+        lows, highs = merged_intervals(lows, highs)
+        return list(zip(lows.tolist(), highs.tolist(), strict=True))
+
+
+def columns(accesses: Sequence[KernelAccess]) -> tuple[Addresses, Addresses, NDArray[np.int64]]:
+    """First and one-past-last addresses of all byte ranges, and the program of each."""
+    rows = [(access.low, access.high, access.program) for access in accesses if access.lanes is None]
+    pieces = [np.array(rows, dtype=np.int64).reshape(-1, 3)]
+    for access in accesses:
+        if access.lanes is not None:
+            lows, highs = access.runs()
+            pieces.append(np.stack([lows, highs, np.full(len(lows), access.program)], axis=1))
+    lows, highs, programs = np.concatenate(pieces).T
+    return lows, highs, programs
+
+
+def merged_ranges(ranges: list[ByteRange]) -> list[ByteRange]:
+    """Sorted ranges, with those that touch or overlap made one."""
+    merged: list[ByteRange] = []
+    for low, high in ranges:
+        if merged and low <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+        else:
+            merged.append((low, high))
+    return merged
+
+
+def merged_intervals(lows: Addresses, highs: Addresses) -> tuple[Addresses, Addresses]:
+    """Intervals, sorted, with those that touch or overlap made one."""
+    order = np.argsort(lows, kind="stable")
+    lows, highs = lows[order], np.maximum.accumulate(highs[order])
+    first = np.flatnonzero(np.concatenate(([True], lows[1:] > highs[:-1])))
+    last = np.concatenate((first[1:], [len(lows)])) - 1
+    return lows[first], highs[last]
+
+
+def merged_lanes(lanes: Addresses, size: int) -> tuple[Addresses, Addresses]:
+    """Byte ranges of lanes of equal size."""
+    if len(lanes) > 1 and not (lanes[1:] >= lanes[:-1]).all():
+        lanes = np.sort(lanes)
+    first = np.flatnonzero(np.concatenate(([True], lanes[1:] > lanes[:-1] + size)))
+    last = np.concatenate((first[1:], [len(lanes)])) - 1
+    return lanes[first], lanes[last] + size

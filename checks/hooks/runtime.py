@@ -1,0 +1,132 @@
+"""What the hooks need of the device that they report to; the virtual device has it all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ..events import ByteRange, EventSink, OperationKind, Space, Stack
+
+
+class Block(Protocol):
+    """An allocation that is tracked."""
+
+    @property
+    def base(self) -> int:
+        """First address."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        ...
+
+    @property
+    def space(self) -> Space:
+        """Device or pinned memory."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """What it was allocated as, for people."""
+        ...
+
+    @property
+    def stack(self) -> Stack:
+        """Where it was allocated."""
+        ...
+
+
+class Pending(Protocol):
+    """An operation on a stream."""
+
+    @property
+    def id(self) -> int:
+        """The sink's number."""
+        ...
+
+    @property
+    def stack(self) -> Stack:
+        """Where the program asked for it."""
+        ...
+
+    @property
+    def step(self) -> int | None:
+        """Of the runner, if known."""
+        ...
+
+
+class Engine(Protocol):
+    """How far the work has come; operations are numbered in the order of enqueuing."""
+
+    @property
+    def submitted(self) -> int:
+        """How many operations have been enqueued."""
+        ...
+
+    def oldest(self) -> int:
+        """Number of the oldest operation that is not over."""
+        ...
+
+
+class Runtime(Protocol):
+    """The device. Every method may be called from any thread."""
+
+    sink: EventSink
+    step: int | None
+    active: bool
+    wrap_array: Callable[[Any], Any] | None
+    upload_guard: Callable[[Any, str], Callable[[], None]] | None
+
+    @property
+    def lock(self) -> contextlib.AbstractContextManager[Any]:
+        """Held during every call into the sink; may be entered again by its holder."""
+        ...
+
+    @property
+    def running(self) -> Pending | None:
+        """The operation that is being run."""
+        ...
+
+    @property
+    def engine(self) -> Engine:
+        """Where pending operations are."""
+        ...
+
+    def host_lane(self) -> int:
+        """The lane of the calling thread."""
+        ...
+
+    def find_block(self, address: int) -> Block | None:
+        """The block that an address lies in."""
+        ...
+
+    def blocks(self) -> tuple[Any, Any]:
+        """First and one-past-last addresses of all blocks, as sorted int64 arrays."""
+        ...
+
+    def host_access(self, ranges: Sequence[ByteRange], *, write: bool, name: str) -> None:
+        """The calling thread touches memory now; bytes that nobody tracks are dropped."""
+        ...
+
+    def enqueue(
+        self,
+        name: str,
+        kind: OperationKind,
+        run: Callable[[], None] | None,
+        reads: Sequence[ByteRange] = (),
+        writes: Sequence[ByteRange] = (),
+        *,
+        open: bool = False,  # noqa: A002 - the contract's name
+        blocks: Sequence[Any] = (),
+    ) -> Any:
+        """Put an operation on the current stream; it is closed when ``run`` has returned.
+
+        ``blocks`` are those whose addresses it was given, though which bytes it touches is learnt later.
+        """
+        ...
+
+    def enter_thread(self) -> contextlib.AbstractContextManager[Any]:
+        """What a thread does everything within."""
+        ...

@@ -1,0 +1,227 @@
+"""The tap on the memory accesses of an interpreted kernel.
+
+Every access of a kernel, those through block pointers and tensor descriptors too, goes through four methods of the
+interpreter's builder, with one address for each lane. They are replaced on the one builder that there is. A lane
+outside of all blocks is reported and masked off: the memory behind it is the test process's own.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import numpy as np
+import triton
+from triton.runtime import interpreter
+from triton.runtime.interpreter import TensorHandle
+
+from ..findings import Site
+from .kernel_log import AccessKind, Addresses, Fence, KernelAccess, KernelLog
+from .patching import Patches
+
+#: Operations that one program may do. A program of a real kernel does some thousands; one that spins on a flag, or
+#: loops to a bound read from overwritten memory, would never come to its end.
+FUEL = 1_000_000
+
+_SEMANTICS = interpreter._ir.MEM_SEMANTIC
+_ACQUIRES = (_SEMANTICS.ACQUIRE, _SEMANTICS.ACQUIRE_RELEASE)
+_RELEASES = (_SEMANTICS.RELEASE, _SEMANTICS.ACQUIRE_RELEASE)
+_TRITON = f"{Path(triton.__file__).parent}/"
+
+
+class OutOfFuel(RuntimeError):
+    """A program did more than any real one does."""
+
+
+class Tap:
+    """Takes the accesses of one launch.
+
+    Args:
+        blocks: first and one-past-last addresses of what may be accessed, sorted.
+        stray: told of lanes outside of all blocks: what they do, where, and their addresses.
+    """
+
+    def __init__(
+        self, blocks: tuple[Addresses, Addresses], stray: Callable[[AccessKind, Site, int, Addresses, int], None]
+    ) -> None:
+        self.log = KernelLog()
+        self.program = 0
+        self._fuel = FUEL
+        self._blocks = blocks
+        self._bases, self._ends = (bounds.tolist() for bounds in blocks)
+        self._near = (0, 0)
+        self._stray = stray
+        self._sites: dict[tuple[CodeType, int], int] = {}
+        self._atomic = False
+
+    def begin(self, program: int) -> None:
+        """A program starts."""
+        self.program = program
+        self._fuel = FUEL
+
+    @contextlib.contextmanager
+    def attached(self) -> Iterator[None]:
+        """Within this scope accesses go through the tap."""
+        builder, patches = interpreter.interpreter_builder, Patches()
+        try:
+            patches.set(builder, "create_masked_load", self._load(builder.create_masked_load))
+            patches.set(builder, "create_masked_store", self._store(builder.create_masked_store))
+            patches.set(builder, "create_atomic_rmw", self._update(builder.create_atomic_rmw))
+            patches.set(builder, "create_atomic_cas", self._compare(builder.create_atomic_cas))
+            for name in ("create_atomic_load", "create_atomic_store", "create_atomic_poll"):
+                if hasattr(builder, name):  # from 3.9 on
+                    patches.set(builder, name, self._atomically(getattr(builder, name)))
+            patches.set(TensorHandle, "__post_init__", self._counted(TensorHandle.__post_init__))
+            yield
+        finally:
+            patches.undo()
+
+    # The replacements, in the order of the builder's methods
+
+    def _load(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def load(pointers: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+            mask = self._screen(AccessKind.READ, pointers, mask, _bytes_of(pointers))
+            return stock(pointers, mask, *rest, **options)
+
+        return load
+
+    def _store(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def store(pointers: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+            mask = self._screen(AccessKind.WRITE, pointers, mask, value.data.itemsize, value)
+            return stock(pointers, value, mask, *rest, **options)
+
+        return store
+
+    def _update(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def update(operation: Any, pointers: Any, value: Any, mask: Any, semantic: Any, scope: Any) -> Any:
+            self._fence(pointers, semantic)
+            mask = self._screen(AccessKind.ATOMIC, pointers, mask, value.data.itemsize)
+            return stock(operation, pointers, value, mask, semantic, scope)
+
+        return update
+
+    def _compare(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def compare(pointers: Any, expected: Any, value: Any, semantic: Any, scope: Any) -> Any:
+            self._fence(pointers, semantic)
+            everywhere = TensorHandle(np.ones_like(pointers.data, dtype=bool), interpreter.tl.int1)
+            inside = self._screen(AccessKind.ATOMIC, pointers, everywhere, value.data.itemsize)
+            if inside is everywhere:
+                return stock(pointers, expected, value, semantic, scope)
+            # It has no mask, so the lanes that stray are left out; they read as zero.
+            good = inside.data
+            chosen = [_lanes_of(handle, good) for handle in (pointers, expected, value)]
+            result = np.zeros(good.shape, expected.data.dtype)
+            result[good] = stock(*chosen, semantic, scope).data
+            return TensorHandle(result, expected.dtype.scalar)
+
+        return compare
+
+    def _atomically(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def atomic(pointers: Any, *rest: Any) -> Any:
+            semantic = next((item for item in rest if isinstance(item, _SEMANTICS)), _SEMANTICS.RELAXED)
+            self._fence(pointers, semantic)
+            self._atomic = True
+            try:
+                return stock(pointers, *rest)
+            finally:
+                self._atomic = False
+
+        return atomic
+
+    def _counted(self, stock: Callable[[Any], None]) -> Callable[[Any], None]:
+        def post_init(handle: Any) -> None:
+            self._fuel -= 1
+            if self._fuel < 0:
+                raise OutOfFuel(
+                    f"the program did {FUEL} operations without coming to its end: it spins on a value that no other "
+                    "program can change meanwhile, or loops to a bound that was overwritten"
+                )
+            stock(handle)
+
+        return post_init
+
+    # The log
+
+    def _screen(self, kind: AccessKind, pointers: Any, mask: Any, size: int, value: Any = None) -> Any:
+        """Log an access; returns the mask without the lanes that stray."""
+        addresses = pointers.data
+        if isinstance(mask, np.ndarray):  # Triton 3.6, from a tensor descriptor
+            mask = TensorHandle(mask, interpreter.tl.int1)
+        elif mask.data.dtype != bool:  # Triton 3.6 takes any integer
+            mask = TensorHandle(mask.data.astype(bool), interpreter.tl.int1)
+        chosen = np.broadcast_to(mask.data, addresses.shape)
+        lanes = addresses[chosen].view(np.int64)
+        if not len(lanes):
+            return mask
+        low, high = int(lanes.min()), int(lanes.max()) + size
+        site = self._site()
+        if not self._inside(low, high):
+            good = self._each_inside(lanes, size)
+            if not good.all():
+                self._stray(kind, self.log.sites[site], self.program, lanes[~good], size)
+                chosen = chosen.copy()
+                chosen[chosen] = good
+                mask, lanes = TensorHandle(chosen, interpreter.tl.int1), lanes[good]
+                if not len(lanes):
+                    return mask
+                low, high = int(lanes.min()), int(lanes.max()) + size
+        kind = AccessKind.ATOMIC if self._atomic else kind
+        dense = high - low == len(lanes) * size and (len(lanes) == 1 or bool((np.diff(lanes) == size).all()))
+        stored = None if value is None else (value.data, chosen)
+        position = len(self.log.accesses)
+        self.log.accesses.append(
+            KernelAccess(position, self.program, kind, site, low, high, None if dense else lanes, size, stored)
+        )
+        return mask
+
+    def _inside(self, low: int, high: int) -> bool:
+        """Whether one block holds all of [low, high)."""
+        base, end = self._near
+        if base <= low and high <= end:
+            return True
+        index = bisect.bisect_right(self._bases, low) - 1
+        if index < 0 or high > self._ends[index]:
+            return False
+        self._near = (self._bases[index], self._ends[index])
+        return True
+
+    def _each_inside(self, lanes: Addresses, size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        bases, ends = self._blocks
+        if not len(bases):
+            return np.zeros(len(lanes), dtype=bool)
+        index = np.searchsorted(bases, lanes, side="right") - 1
+        good: np.ndarray[Any, np.dtype[np.bool_]] = (index >= 0) & (lanes + size <= ends[index])
+        return good
+
+    def _fence(self, pointers: Any, semantic: Any) -> None:
+        acquires, releases = semantic in _ACQUIRES, semantic in _RELEASES
+        if acquires or releases:
+            addresses = frozenset(np.ravel(pointers.data).tolist())
+            self.log.fences.append(Fence(len(self.log.accesses), self.program, addresses, acquires, releases))
+
+    def _site(self) -> int:
+        """Where in the kernel the access is: the innermost frame that is not Triton's, nor this module's."""
+        frame = sys._getframe(3)
+        while frame.f_code.co_filename.startswith(_TRITON):
+            assert frame.f_back is not None
+            frame = frame.f_back
+        key = (frame.f_code, frame.f_lineno)
+        site = self._sites.get(key)
+        if site is None:
+            site = self._sites[key] = len(self.log.sites)
+            self.log.sites.append(Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        return site
+
+
+def _lanes_of(handle: Any, chosen: Any) -> Any:
+    return TensorHandle(np.broadcast_to(handle.data, chosen.shape)[chosen], handle.dtype)
+
+
+def _bytes_of(pointers: Any) -> int:
+    """Bytes that a load takes at each address."""
+    return max(1, int(pointers.get_element_ty().primitive_bitwidth) // 8)
