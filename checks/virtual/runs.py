@@ -17,7 +17,7 @@ from .device import virtual_device
 from .runtime import Runtime
 from .schedules import Decision, Recorder, Schedule, Scheduler
 from .stacks import calls_program
-from .transcript import Note, Transcript
+from .transcript import Note, Transcript, portable
 
 #: Code that says ``device="cuda"``; what it returns is its data.
 Program: TypeAlias = Callable[[], object]
@@ -31,7 +31,7 @@ class Run:
         schedule: when the device ran what.
         data: what the program returned, as plain values; None if it raised.
         error: type and message of what the program raised, if it did.
-        findings: broken rules.
+        findings: broken rules; files are named from their outermost package on.
         decisions: the same schedule as deviations from ``late``.
         streams: how many streams the program used, the default stream included.
     """
@@ -83,8 +83,8 @@ def run_program(
             data = _call(program)
         except Exception as raised:  # noqa: BLE001 - what wrong data makes a program raise is its outcome
             error = f"{type(raised).__name__}: {raised}"
-    streams = device.runtime.streams.queues
-    return Run(chosen, data, error, tuple(device.findings), recorder.decisions(), len(streams))
+    found = tuple(portable(finding) for finding in device.findings)
+    return Run(chosen, data, error, found, recorder.decisions(), len(device.runtime.streams.queues))
 
 
 @calls_program

@@ -1,8 +1,8 @@
 """What happened in a run, in an order and in words that are the same wherever the same run happens again.
 
 An event sink in front of another one. It notes every event, and also when the device ran what, which no judge asks for.
-Addresses become (block, offset), and files their last two path components, so neither the allocator nor the folder
-of an installation shows.
+Addresses become (block, offset), and files are named from their outermost package on, so neither the allocator nor the
+folder of an installation shows.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..events import ByteRange, EventSink, LaneKind, OperationKind, Space, Stack, SyncKind
-from ..findings import Finding
+from ..findings import Finding, Site
 from ..happens_before.addresses import AddressMap
 
 if TYPE_CHECKING:
@@ -168,13 +169,26 @@ def observe_execution(runtime: Runtime, observer: Callable[[PendingOperation], N
 
 
 def _places(stack: Stack) -> Stack:
-    return tuple((short_path(file), line, function) for file, line, function in stack)
+    return tuple((portable_path(file), line, function) for file, line, function in stack)
 
 
 @functools.cache
-def short_path(file: str) -> str:
-    """The last two components of a path: what is left of it on another machine."""
-    return "/".join(file.rsplit("/", 2)[-2:])
+def portable_path(file: str) -> str:
+    """A file from its outermost package on, as in ``refrunner/kernels/gumbel.py``, wherever that is installed."""
+    path = Path(file)
+    top = path.parent
+    while (top / "__init__.py").is_file():
+        top = top.parent
+    return str(path.relative_to(top))
+
+
+def portable(finding: Finding) -> Finding:
+    """A finding whose files are named the same on every machine, so that its fingerprint is too."""
+    stacks = (finding.where, finding.other, finding.allocation)
+    where, other, allocation = (
+        tuple(replace(site, file=portable_path(site.file)) for site in sites) for sites in stacks
+    )
+    return replace(finding, where=where, other=other, allocation=allocation)
 
 
 class Digest:

@@ -1,0 +1,139 @@
+"""A runner at work as a program for the virtual device: data in, data out, the same every time.
+
+A program is named by a target and a workload, both of which fit into a JSON file; see ``checks.virtual.replay``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mrv2.checks.errors import CheckError
+from mrv2.checks.findings import JSON, Finding
+from mrv2.checks.virtual.streams import active_runtime
+from mrv2.fuzz.targets.protocols import Runner, RunnerTarget
+from mrv2.fuzz.workload import Driver, Trace, Workload, WorkloadRequest
+from mrv2.refrunner.api import Handle, SamplingParams, Step
+
+MODEL = "tiny"
+
+
+class NumberedRunner:
+    """A runner whose steps are numbered for the virtual device; it shows no snapshots, since each one synchronises."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._steps = 0
+
+    def execute(self, step: Step) -> Handle:
+        """See :class:`Runner`."""
+        active_runtime().step = self._steps
+        self._steps += 1
+        return self._runner.execute(step)
+
+    def invariants(self) -> list[Finding]:
+        """See :class:`Runner`."""
+        return self._runner.invariants()
+
+    def close(self) -> None:
+        """See :class:`Runner`."""
+        self._runner.close()
+
+
+class RunnerProgram:
+    """Builds a runner on device ``"cuda"`` and drives a workload through it. Called inside ``virtual_device``.
+
+    Attributes:
+        target: what is built; always on the tiny model, because this is about order, and weights do not matter to it.
+        workload: what it does.
+        trace: what the last call saw; None before the first one.
+    """
+
+    def __init__(self, target: RunnerTarget, workload: Workload) -> None:
+        self.target = target
+        self.workload = workload
+        self.trace: Trace | None = None
+
+    def __call__(self) -> dict[str, object]:
+        """Tokens and log-probabilities of each request, and the crash if there was one."""
+        runner = self.target.build({"model": MODEL, "device": "cuda", **self.workload.capacities})
+        self.trace = Driver(NumberedRunner(runner), self.workload).run()
+        runner.close()
+        crash = self.trace.crash
+        return {"results": self.trace.results, "crash": crash.error if crash else None}
+
+
+def random_workload(vocab_size: int, seed: int, steps: int) -> Workload:
+    """Requests that keep a small runner busy for a number of steps: short, overlapping, some preempted, some aborted.
+
+    Args:
+        vocab_size: token ids are drawn below it.
+        seed: of everything.
+        steps: how many to execute at least, at least 1.
+    """
+    random = np.random.default_rng(seed)
+    requests: list[WorkloadRequest] = []
+    arrival = 0
+    while arrival < steps:
+        requests.append(_random_request(random, f"r{len(requests)}", vocab_size, arrival))
+        arrival += int(random.integers(1, 7))
+    capacities = {
+        "max_num_reqs": 3,
+        "max_num_batched_tokens": 16,
+        "max_model_len": 32,
+        "block_size": 8,
+        "num_kv_blocks": 10,
+    }
+    return Workload(tuple(requests), capacities, vocab_size)
+
+
+def _random_request(random: np.random.Generator, name: str, vocab_size: int, arrival: int) -> WorkloadRequest:
+    length, new_tokens, fate = int(random.integers(1, 21)), int(random.integers(1, 10)), random.integers(8)
+    temperature = float(random.choice((0.0, 0.7, 1.3)))
+    prompt = tuple(int(token) for token in random.integers(0, vocab_size, length))
+    seed = int(random.integers(0, 2**63)) if temperature else None
+    return WorkloadRequest(
+        request_id=name,
+        prompt=prompt,
+        sampling=SamplingParams(temperature=temperature, seed=seed, max_tokens=new_tokens),
+        arrival=arrival,
+        preempt_after=(1,) if fate < 2 else (),
+        abort_after=1 if fate == 7 else None,
+    )
+
+
+def workload_as_json(workload: Workload) -> dict[str, JSON]:
+    """A workload as JSON values."""
+    content: dict[str, JSON] = dataclasses.asdict(workload)
+    return content
+
+
+def workload_from_json(content: Mapping[str, JSON]) -> Workload:
+    """The inverse of ``workload_as_json``.
+
+    Raises:
+        CheckError: it is no workload.
+    """
+    try:
+        values: dict[str, Any] = {**content}
+        requests = tuple(_request(request) for request in values.pop("requests"))
+        capacities = {str(name): int(value) for name, value in values.pop("capacities").items()}
+        return Workload(requests, capacities, **{name: int(value) for name, value in values.items()})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckError(
+            "the workload of a replay file",
+            f"it must have the fields of Workload; reading it failed with {type(error).__name__}: {error}",
+            "another workload would be another run",
+            "a file that mrv2 wrote, unchanged",
+        ) from error
+
+
+def _request(content: Mapping[str, Any]) -> WorkloadRequest:
+    values = dict(content)
+    sampling = dict(values.pop("sampling"))
+    sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
+    sequences = {name: tuple(int(item) for item in values.pop(name)) for name in ("prompt", "preempt_after")}
+    return WorkloadRequest(sampling=SamplingParams(**sampling), **sequences, **values)
