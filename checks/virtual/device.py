@@ -67,7 +67,7 @@ def virtual_device(
         poison: byte that memory holds before it is written; a program whose result depends on it reads
             uninitialised memory.
         sink: judges the events, in the place of the happens-before checker.
-        hooks: further installers, each of which returns its undo.
+        hooks: installers beyond the standard ones, each of which returns its undo.
 
     Raises:
         VirtualDeviceError: a virtual device is open already.
@@ -78,5 +78,12 @@ def virtual_device(
 
         sink = HappensBefore()
     runtime = Runtime(sink, scheduler, poison=poison)
-    with installed(runtime, hooks):
+    with installed(runtime, (*_standard_hooks(), *hooks)):
         yield VirtualDevice(runtime)
+
+
+def _standard_hooks() -> tuple[Callable[[Runtime], Callable[[], None]], ...]:
+    """What watches the program beside torch itself; imported late, since Triton is heavy."""
+    from ..hooks import triton_launch
+
+    return (triton_launch.install,)

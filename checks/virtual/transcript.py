@@ -184,11 +184,12 @@ def portable_path(file: str) -> str:
 
 def portable(finding: Finding) -> Finding:
     """A finding whose files are named the same on every machine, so that its fingerprint is too."""
-    stacks = (finding.where, finding.other, finding.allocation)
-    where, other, allocation = (
-        tuple(replace(site, file=portable_path(site.file)) for site in sites) for sites in stacks
-    )
+    where, other, allocation = map(_portable_sites, (finding.where, finding.other, finding.allocation))
     return replace(finding, where=where, other=other, allocation=allocation)
+
+
+def _portable_sites(sites: tuple[Site, ...]) -> tuple[Site, ...]:
+    return tuple(replace(site, file=portable_path(site.file)) for site in sites)
 
 
 class Digest:
