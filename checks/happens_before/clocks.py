@@ -53,12 +53,14 @@ class Moment:
 class LaneClock(Moment):
     """The present moment of a lane; moves on."""
 
-    __slots__ = ("learnt",)
+    __slots__ = ("acted", "learnt")
 
     def __init__(self, lane: int) -> None:
         super().__init__(lane, 0, {}, NOBODY, 0)
         #: Time at which the lane last learnt of another one: whoever knows it from then on has nothing to copy.
         self.learnt = 0
+        #: Time of its last operation.
+        self.acted = 0
 
     def moment(self) -> Moment:
         """The present moment, to be kept."""
@@ -75,6 +77,7 @@ class LaneClock(Moment):
     def tick(self, issuer: LaneClock | None = None) -> None:
         """The next operation of the lane, enqueued by ``issuer`` if that is another lane."""
         self.time += 1
+        self.acted = self.time
         if issuer is None or issuer.lane == self.lane:
             return
         if issuer.lane != self.issuer or issuer.learnt > self.issued:
@@ -124,3 +127,8 @@ class Frontier:
             others = (moment.reach(lane) for moment in self._moments if moment.lane != lane)
             self._reached[lane] = min(others, default=FOREVER)
         return self._reached[lane]
+
+    def passed(self, lane: LaneClock) -> bool:
+        """Whether all that a lane has done and knows is known to everyone, so that it can be forgotten if it ended."""
+        known = (*lane.known.items(), (lane.issuer, lane.issued), (lane.lane, lane.acted))
+        return all(time <= self.reach(other) for other, time in known)

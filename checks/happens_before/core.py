@@ -245,11 +245,7 @@ class HappensBefore(EventSink):
         """Forget the ended lanes of which no record is left; clocks would keep an entry for each for ever."""
         horizon = self._survey()
         self._shadow.sweep(horizon)
-        done = {
-            lane.lane
-            for lane in self._ended
-            if lane.lane not in self._open and lane.time <= horizon.frontier.reach(lane.lane)
-        }
+        done = {lane.lane for lane in self._ended if lane.lane not in self._open and horizon.frontier.passed(lane)}
         for number in done:
             self._drop_lane(number)
         for lane in self._lanes.values():

@@ -137,19 +137,17 @@ def _verb(access: Access) -> str:
 
 
 def _title(race: Race) -> str:
-    """What is wrong in one line; without lanes, bytes and steps, which change from run to run."""
-    first, second = race.first, race.second
-    one, two = f"'{first.operation.name}'", f"'{second.operation.name}'"
+    """What is wrong in one line, the same for every race at these places: no lanes, bytes, steps, or who wrote."""
+    one, two = f"'{race.first.operation.name}'", f"'{race.second.operation.name}'"
     memory = race.block.space.value
-    pair = f"{one} {_verb(first)}s and {two} {_verb(second)}s the same {memory}"
     return {
         "MRV201": f"{one} overwrites {memory} that {two} may not have read yet",
-        "MRV202": f"{one} {_verb(first)}s {memory} that {two} may still {_verb(second)} in place",
-        "MRV203": f"{one} {_verb(first)}s {memory} that {two} may not have filled yet",
-        "MRV204": f"{pair}, without an order between their streams",
-        "MRV205": f"{memory} is freed while {two} on another stream may still {_verb(second)} it",
-        "MRV206": f"{memory} is dropped while {two} may still {_verb(second)} it",
-        "MRV208": f"{pair}, without an order between their threads",
+        "MRV202": f"{one} touches {memory} that {two} may still use in place",
+        "MRV203": f"{one} touches {memory} that {two} may not have filled yet",
+        "MRV204": f"{one} and {two} use the same {memory} on two streams without an order",
+        "MRV205": f"{memory} is freed while {two} on another stream may still use it",
+        "MRV206": f"{memory} is dropped while {two} may still use it",
+        "MRV208": f"{one} and {two} use the same {memory} in two threads without an order",
     }[race.code]
 
 
