@@ -77,7 +77,7 @@ def random_workload(vocab_size: int, seed: int, steps: int) -> Workload:
     random = np.random.default_rng(seed)
     requests: list[WorkloadRequest] = []
     arrival = 0
-    while arrival < steps:
+    while not requests or requests[-1].arrival < steps:
         requests.append(_random_request(random, f"r{len(requests)}", vocab_size, arrival))
         arrival += int(random.integers(1, 7))
     capacities = {
@@ -133,7 +133,9 @@ def workload_from_json(content: Mapping[str, JSON]) -> Workload:
 
 def _request(content: Mapping[str, Any]) -> WorkloadRequest:
     values = dict(content)
-    sampling = dict(values.pop("sampling"))
+    sampling = dict(values["sampling"])
     sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
-    sequences = {name: tuple(int(item) for item in values.pop(name)) for name in ("prompt", "preempt_after")}
-    return WorkloadRequest(sampling=SamplingParams(**sampling), **sequences, **values)
+    values["sampling"] = SamplingParams(**sampling)
+    for name in ("prompt", "preempt_after"):
+        values[name] = tuple(int(item) for item in values[name])
+    return WorkloadRequest(**values)

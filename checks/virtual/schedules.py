@@ -12,7 +12,7 @@ import enum
 import math
 import random
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -333,7 +333,13 @@ class Schedule:
         return chosen
 
 
-_BASES = {"late": Late, "early": Early, "random": Random, "pct": Priorities, "starve": Starve}
+_BASES: Mapping[str, Callable[..., Scheduler]] = {
+    "late": Late,
+    "early": Early,
+    "random": Random,
+    "pct": Priorities,
+    "starve": Starve,
+}
 #: How many numbers may follow each name.
 _NUMBERS = {"late": 0, "early": 0, "random": 1, "pct": 2, "starve": 1, "explore": 1}
 

@@ -31,7 +31,7 @@ Note: TypeAlias = Callable[[Entry], None]
 _MARKS = 4096
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Extent:
     base: int
     end: int

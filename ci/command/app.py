@@ -11,6 +11,7 @@ from .diff import diff
 from .doctor import doctor
 from .explain import explain
 from .generate import generate
+from .replay import replay
 from .verify import verify
 
 # No rich markup and no pretty exceptions: help and usage errors stay plain text, and no local variable is ever shown.
@@ -22,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (verify, generate, doctor, explain, diff):
+for command in (verify, replay, generate, doctor, explain, diff):
     app.command()(command)
 
 

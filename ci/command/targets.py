@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -39,34 +39,71 @@ def resolve_target(reference: str) -> RunnerTarget:
         InputError: the name has another form, cannot be imported, or names something that is no target.
     """
     path = _REFERENCE_TARGET if reference == REFERENCE else reference
-    module_name, colon, attributes = path.partition(":")
-    parts = (*module_name.split("."), *attributes.split("."))
-    if not colon or not all(part.isidentifier() for part in parts):
+    if not _is_name(path):
         raise InputError(
             f"--target {reference!r}",
             f"a target is {REFERENCE!r} or package.module:object",
             "the part before the colon is imported, the part after it looked up there",
             "for example --target my_engine.adapter:Target",
         )
-    found = _instance(reference, _look_up(reference, _import(reference, module_name), attributes))
+    found = _instance(reference, _named(f"--target {reference!r}", path))
     _check(reference, found)
     return cast(RunnerTarget, found)
 
 
-def _import(reference: str, name: str) -> ModuleType:
+def resolve_program(subject: str, reference: str) -> Callable[[], object]:
+    """The function that ``package.module:function`` names; it is called without arguments.
+
+    Args:
+        subject: what names it, for errors, e.g. ``"TARGET 'demo:program'"``.
+        reference: the name.
+
+    Raises:
+        InputError: the name has another form, cannot be imported, or names something that cannot be called.
+    """
+    if not _is_name(reference):
+        raise InputError(
+            subject,
+            "a program is package.module:function",
+            "the part before the colon is imported, the part after it looked up there and called",
+            "for example my_engine.programs:decode",
+        )
+    found = _named(subject, reference)
+    if not callable(found) or isinstance(found, type):
+        raise InputError(
+            subject,
+            "a program is a function without arguments",
+            "it is called, once for each run",
+            "def program(): ..., which says device='cuda' and returns what it computed",
+        )
+    return found
+
+
+def _is_name(path: str) -> bool:
+    module, colon, attributes = path.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attributes.split(".")))
+
+
+def _named(subject: str, path: str) -> object:
+    """The object that ``package.module:object`` names."""
+    module, _, attributes = path.partition(":")
+    return _look_up(subject, _import(subject, module), attributes)
+
+
+def _import(subject: str, name: str) -> ModuleType:
     """Import the module; whatever its code raises is reported as the module's failure."""
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"--target {reference!r}",
+            subject,
             f"the module {name} must be importable, and raised {type(error).__name__}: {error}",
-            "a target is a Python object, and it lives in that module",
+            "what is named is a Python object, and it lives in that module",
             f"run python -c 'import {name}' in the same folder and environment until it works",
         ) from error
 
 
-def _look_up(reference: str, module: ModuleType, attributes: str) -> object:
+def _look_up(subject: str, module: ModuleType, attributes: str) -> object:
     """Follow the dotted name inside the module."""
     found: object = module
     for name in attributes.split("."):
@@ -74,7 +111,7 @@ def _look_up(reference: str, module: ModuleType, attributes: str) -> object:
             public = [entry for entry in dir(found) if not entry.startswith("_")]
             close = difflib.get_close_matches(name, public, n=3) or public[:8]
             raise InputError(
-                f"--target {reference!r}",
+                subject,
                 f"{name} must exist in {module.__name__}",
                 "it was imported, and has no attribute of that name",
                 f"one of its names: {', '.join(close) or 'it has none'}",

@@ -1,0 +1,107 @@
+"""``mrv2 replay``: repeat a recorded run of the virtual device, byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from mrv2.checks.findings import JSON, RunVerdict
+from mrv2.ci.report import console as screen
+from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.outcome import ReportedFinding
+
+from .environment import describe
+from .shared import DebugOption, JsonOption, exit_code, guarded, output
+
+if TYPE_CHECKING:
+    from mrv2.checks.virtual.replay import Replay
+    from mrv2.checks.virtual.runs import Run
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A replay file.", show_default=False)],
+    twice: Annotated[bool, typer.Option("--twice", help="Also run it twice here, and compare those two runs.")] = False,
+    json: JsonOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Repeat a recorded run; fails unless every event is the same, and says where it is not."""
+    with guarded(debug):
+        from mrv2.checks.virtual.replay import read_replay
+
+        if json:
+            check_destination(json)
+        recorded = read_replay(file)
+        run, differences = _repeat(recorded, twice)
+        verdict = RunVerdict.FAIL if differences else RunVerdict.PASS
+        if json:
+            write_report(json, _as_report(recorded, run, differences, verdict))
+        _print(output(), recorded, run, differences, verdict)
+        raise typer.Exit(exit_code(verdict))
+
+
+def _repeat(recorded: Replay, twice: bool) -> tuple[Run, dict[str, str]]:
+    """The repetition, and what differs: the recorded run from this one, and this one from itself."""
+    from mrv2.checks.virtual.replay import repeat, run_twice
+
+    from .programs import program_of_file
+    from .targets import importable
+
+    differences: dict[str, str] = {}
+    with importable(Path.cwd()):
+        program = program_of_file(recorded.program)
+        repetition = repeat(recorded, program)
+        if repetition.difference is not None:
+            differences["recorded run"] = str(repetition.difference)
+        elif repetition.findings_differ:
+            differences["recorded run"] = "every event is the same, but other findings were made of them"
+        again = run_twice(program, recorded.schedule)[1] if twice else None
+        if again is not None:
+            differences["second run here"] = str(again)
+    return repetition.run, differences
+
+
+def _print(console: Console, recorded: Replay, run: Run, differences: Mapping[str, str], verdict: RunVerdict) -> None:
+    """What ran, what it found, and whether it was the same; the verdict last."""
+    screen.line(console, f"program   {_name(recorded)}")
+    screen.line(console, f"schedule  {recorded.schedule}")
+    screen.line(console, f"events    {recorded.events}, sha256 {recorded.sha256}")
+    screen.print_findings(console, [ReportedFinding(finding) for finding in run.findings])
+    for label, text in differences.items():
+        screen.line(console, f"differs from the {label}: {text}")
+    for name, (before, now) in _versions(recorded).items():
+        screen.line(console, f"recorded with {name} {before}, repeated with {now}")
+    same = "another run" if differences else "the same run, byte for byte"
+    screen.line(console, f"{verdict.value.upper()}: {same}; {screen.count(len(run.findings), 'finding')}")
+
+
+def _name(recorded: Replay) -> str:
+    return str(recorded.program.get("callable", recorded.program.get("target")))
+
+
+def _versions(recorded: Replay) -> dict[str, tuple[str, str]]:
+    """Versions that are not those of the recording."""
+    from mrv2.checks.virtual.replay import environment
+
+    now = environment()
+    return {
+        name: (before, now.get(name, "none"))
+        for name, before in recorded.environment.items()
+        if now.get(name) != before
+    }
+
+
+def _as_report(recorded: Replay, run: Run, differences: Mapping[str, str], verdict: RunVerdict) -> Report:
+    """The repetition as a report: its verdict is about the repetition, its findings are those of the run."""
+    metrics: dict[str, JSON] = {
+        "program": dict(recorded.program),
+        "schedule": str(recorded.schedule),
+        "events": recorded.events,
+        "sha256": recorded.sha256,
+        "differences": dict(differences),
+    }
+    findings = tuple(ReportedFinding(finding) for finding in run.findings)
+    return Report("replay", describe(), verdict, findings=findings, metrics=metrics)
