@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..events import ByteRange
-from .kernel_log import AccessKind, Addresses, KernelAccess, KernelLog, columns, merged_intervals
+from .byte_ranges import Addresses, merged_intervals
+from .kernel_log import AccessKind, KernelAccess, KernelLog, columns
 
 #: Pairs of accesses that are looked at in one launch; more are of the same kinds.
 _MAX_PAIRS = 4096

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..findings import JSON, Finding, Site, Soundness, Verdict
+from .byte_ranges import Addresses
 from .kernel_conflicts import Conflict
-from .kernel_log import AccessKind, Addresses, KernelAccess
+from .kernel_log import AccessKind, KernelAccess
 from .runtime import Block, Runtime
 
 #: Beyond this distance a block says nothing about a stray address.

@@ -5,15 +5,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..events import ByteRange
 from ..findings import Site
-
-Addresses: TypeAlias = NDArray[np.int64]
+from .byte_ranges import Addresses, merged_intervals, merged_lanes, merged_ranges
 
 
 class AccessKind(enum.IntEnum):
@@ -108,32 +107,3 @@ def columns(accesses: Sequence[KernelAccess]) -> tuple[Addresses, Addresses, NDA
             pieces.append(np.stack([lows, highs, np.full(len(lows), access.program)], axis=1))
     lows, highs, programs = np.concatenate(pieces).T
     return lows, highs, programs
-
-
-def merged_ranges(ranges: list[ByteRange]) -> list[ByteRange]:
-    """Sorted ranges, with those that touch or overlap made one."""
-    merged: list[ByteRange] = []
-    for low, high in ranges:
-        if merged and low <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
-        else:
-            merged.append((low, high))
-    return merged
-
-
-def merged_intervals(lows: Addresses, highs: Addresses) -> tuple[Addresses, Addresses]:
-    """Intervals, sorted, with those that touch or overlap made one."""
-    order = np.argsort(lows, kind="stable")
-    lows, highs = lows[order], np.maximum.accumulate(highs[order])
-    first = np.flatnonzero(np.concatenate(([True], lows[1:] > highs[:-1])))
-    last = np.concatenate((first[1:], [len(lows)])) - 1
-    return lows[first], highs[last]
-
-
-def merged_lanes(lanes: Addresses, size: int) -> tuple[Addresses, Addresses]:
-    """Byte ranges of lanes of equal size."""
-    if len(lanes) > 1 and not (lanes[1:] >= lanes[:-1]).all():
-        lanes = np.sort(lanes)
-    first = np.flatnonzero(np.concatenate(([True], lanes[1:] > lanes[:-1] + size)))
-    last = np.concatenate((first[1:], [len(lanes)])) - 1
-    return lanes[first], lanes[last] + size

@@ -21,7 +21,8 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle
 
 from ..findings import Site
-from .kernel_log import AccessKind, Addresses, Fence, KernelAccess, KernelLog
+from .byte_ranges import Addresses
+from .kernel_log import AccessKind, Fence, KernelAccess, KernelLog
 from .patching import Patches
 
 #: Operations that one program may do. A program of a real kernel does some thousands; one that spins on a flag, or

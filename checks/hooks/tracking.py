@@ -1,0 +1,69 @@
+"""The base of tracked arrays: whom they tell, and how to find and to strip them."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..events import ByteRange
+from .byte_ranges import array_ranges
+from .runtime import Runtime
+
+
+class Tracked(np.ndarray[Any, np.dtype[Any]]):
+    """An array that tells a device of accesses to its memory; views of it do so too."""
+
+    _runtime: Runtime | None = None
+
+    def __array_finalize__(self, source: Any) -> None:
+        self._runtime = getattr(source, "_runtime", None)
+
+    def tell(self, ranges: Sequence[ByteRange], name: str, *, write: bool) -> None:
+        """Tell an access that is about to happen."""
+        runtime = self._runtime
+        if runtime is not None and runtime.active and ranges:
+            runtime.host_access(ranges, write=write, name=name)
+
+    def tell_all(self, name: str, *, write: bool = False) -> None:
+        """Tell an access to the whole array."""
+        self.tell(array_ranges(plain(self)), name, write=write)
+
+    def again(self, array: Any) -> Any:
+        """An array as a tracked one if it lies in the memory of this one, else as it is."""
+        if not isinstance(array, np.ndarray) or not np.may_share_memory(array, plain(self)):
+            return array
+        tracked = array.view(type(self))
+        tracked._runtime = self._runtime
+        return tracked
+
+
+def plain(value: Any) -> Any:
+    """A value without tracked arrays: the same memory as a plain array; lists, tuples and dictionaries are searched."""
+    if isinstance(value, Tracked):
+        return np.ndarray.view(value, np.ndarray)
+    if isinstance(value, (list, tuple)) and _may_hold_arrays(value):
+        items = [plain(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
+def tracked_in(value: Any) -> Iterator[Tracked]:
+    """The tracked arrays in an argument."""
+    if isinstance(value, Tracked):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value if _may_hold_arrays(value) else ():
+            yield from tracked_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tracked_in(item)
+
+
+def _may_hold_arrays(value: Sequence[Any]) -> bool:
+    """Whether it is worth looking into a sequence: lists of numbers are long, and begin with a number."""
+    return len(value) > 0 and (len(value) < 16 or not isinstance(value[0], numbers.Number))
