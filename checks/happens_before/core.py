@@ -53,6 +53,8 @@ class HappensBefore(EventSink):
     """
 
     def __init__(self) -> None:
+        #: How many acquisitions ordered something that was not ordered already.
+        self.news = 0
         self._number = -1
         self._lanes: dict[int, _Lane] = {}
         self._lane_count = 0
@@ -76,8 +78,13 @@ class HappensBefore(EventSink):
         return sorted(found, key=_order)
 
     @property
-    def races(self) -> int:
-        """How many kinds of race have been found so far; cheap, for those who stop at the next one."""
+    def races(self) -> list[Finding]:
+        """The races among the findings."""
+        return sorted(self._races.findings(), key=_order)
+
+    @property
+    def kinds_of_race(self) -> int:
+        """Goes up whenever a race at a new pair of places is found; cheap."""
         return len(self._races)
 
     @property
@@ -131,6 +138,8 @@ class HappensBefore(EventSink):
     def close(self, operation: int) -> None:
         """See :meth:`EventSink.close`."""
         found = self._operation(operation)
+        if not found.opened:
+            raise _misuse(f"operation {operation}", "only an open operation is closed", "close it once")
         found.opened = False
         waiting = self._open[found.lane]
         del waiting[operation]
@@ -174,7 +183,7 @@ class HappensBefore(EventSink):
                 "it acquires before the next one of its lane begins",
                 "call acquire right after sync",
             )
-        self._lane(lane).acquire(token.moment)
+        self.news += self._lane(lane).acquire(token.moment)
 
     def sync(self, lane: int, kind: SyncKind, name: str, stack: Stack, *, step: int | None = None) -> int:
         """See :meth:`EventSink.sync`."""

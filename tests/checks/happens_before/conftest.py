@@ -122,16 +122,16 @@ def driver_type() -> type[Driver]:
     return Driver
 
 
-@pytest.fixture()
+@pytest.fixture
 def judge() -> HappensBefore:
     return HappensBefore()
 
 
-@pytest.fixture()
+@pytest.fixture
 def drive(judge: HappensBefore) -> Driver:
     return Driver(judge)
 
 
-@pytest.fixture()
+@pytest.fixture
 def codes(judge: HappensBefore):
     return lambda: [finding.code for finding in judge.findings]

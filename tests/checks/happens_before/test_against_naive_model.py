@@ -84,7 +84,7 @@ class Model:
         return a.vector[a.lane] <= b.vector.get(a.lane, 0) or b.vector[b.lane] <= a.vector.get(b.lane, 0)
 
     def races(self) -> dict[tuple[object, ...], tuple[int, tuple[int, int]]]:
-        """For code, places, block and certainty: how many later sides there are, and the first with its last partner."""
+        """For places, block and certainty: how many later sides there are, and the first with its last partner."""
         found: dict[tuple[object, ...], set[tuple[int, int]]] = {}
         for index, one in enumerate(self.accesses):
             for two in self.accesses[:index]:

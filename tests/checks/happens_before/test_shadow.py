@@ -12,7 +12,7 @@ from mrv2.checks.happens_before.addresses import AddressMap
 STEPS = 100_000
 
 
-@pytest.fixture()
+@pytest.fixture
 def eager():
     """Thin out at every access."""
     with (

@@ -1,0 +1,167 @@
+"""Which synchronisations of a recorded run are needed, and which could go.
+
+A fence is all synchronisations at one place of the program. It is judged by what the happens-before check says of the
+same run without it: since clocks do not depend on when operations ran, the recorded run stands for all schedules of the
+same program path, and a race that appears is the order that the fence kept.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from ..events import Stack, SyncKind
+from ..findings import Finding, Site
+from .core import HappensBefore
+from .recording import Replayer
+from .records import Acquires, Record, Synchronises
+from .rules import sites
+
+#: These come with something else that the program wants; taking them alone out of it is not possible.
+_NOT_ALONE = (SyncKind.IMPLICIT, SyncKind.THREAD)
+_Place: TypeAlias = tuple[SyncKind, str, Stack]
+_Identity: TypeAlias = tuple[object, ...]
+
+
+class Need(enum.Enum):
+    """Whether a run needs a fence."""
+
+    NEEDED = "needed"
+    REMOVABLE = "removable"
+    VACUOUS = "vacuous"
+
+
+@dataclass(frozen=True)
+class Fence:
+    """The synchronisations at one place.
+
+    Attributes:
+        kind: what they are.
+        name: what the program called.
+        where: stack of the call, innermost first.
+        times: how often it was reached.
+        effective: how often it ordered anything that was not ordered already.
+        need: NEEDED if a race appears without it; VACUOUS if it never ordered anything new; else REMOVABLE, as far as
+            the memory goes that this run touched.
+        witness: the race that appears without it, or, for one that can go only as long as others stay, without it and
+            those others.
+        redundant_with: the others of which at least one must stay if this one goes.
+        can_go: member of a set of fences that can all go together; none can be added to the set.
+    """
+
+    kind: SyncKind
+    name: str
+    where: tuple[Site, ...]
+    times: int
+    effective: int
+    need: Need
+    witness: Finding | None = None
+    redundant_with: tuple[tuple[Site, ...], ...] = ()
+    can_go: bool = False
+
+
+def analyse_fences(records: Iterable[Record]) -> list[Fence]:
+    """Judge every fence of a recorded run, in the order in which the run first came to them.
+
+    Costs one check of the run for each fence that ordered anything, one more for each removable one, and a few for
+    each of those that are redundant only with others.
+    """
+    run = _Run(tuple(records))
+    fences = {place: _judge_alone(run, place) for place in run.places}
+    fences.update(_judge_together(run, fences))
+    return list(fences.values())
+
+
+def _judge_alone(run: _Run, place: _Place) -> Fence:
+    effective = run.effective[place]
+    witness = run.race_without((place,)) if effective else None
+    need = Need.VACUOUS if not effective else Need.REMOVABLE if witness is None else Need.NEEDED
+    kind, name, stack = place
+    return Fence(kind, name, sites(stack), run.times[place], effective, need, witness)
+
+
+def _judge_together(run: _Run, fences: Mapping[_Place, Fence]) -> Iterator[tuple[_Place, Fence]]:
+    """Let one removable fence go after the other, as long as no race appears; vacuous ones cannot make any."""
+    candidates = [place for place in fences if place[0] not in _NOT_ALONE]
+    gone = [place for place in candidates if fences[place].need is Need.VACUOUS]
+    for place in gone:
+        yield place, replace(fences[place], can_go=True)
+    for place in candidates:
+        if fences[place].need is not Need.REMOVABLE:
+            continue
+        witness = run.race_without((*gone, place))
+        if witness is None:
+            gone.append(place)
+            yield place, replace(fences[place], can_go=True)
+        else:
+            partners = tuple(sites(stack) for _, _, stack in _partners(run, place, gone))
+            yield place, replace(fences[place], witness=witness, redundant_with=partners)
+
+
+def _partners(run: _Run, place: _Place, gone: Sequence[_Place]) -> list[_Place]:
+    """A least set of those that are gone without which this one must stay.
+
+    The more fences go, the more races there are, so the first one at which it breaks is found by bisection; it belongs
+    to the set, and those before it are searched again until the set breaks by itself.
+    """
+    found: list[_Place] = []
+    while run.race_without((*found, place)) is None:
+        prefixes = range(1, len(gone) + 1)
+        index = bisect.bisect_left(
+            prefixes, True, key=lambda size: run.race_without((*found, *gone[:size], place)) is not None
+        )
+        found.append(gone[index])
+        gone = gone[:index]
+    return found
+
+
+class _Run:
+    """A recorded run, and which of its acquisitions belong to which fence."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._records = records
+        self._place_of = {
+            record.sync: (record.kind, record.name, record.stack)
+            for record in records
+            if isinstance(record, Synchronises)
+        }
+        self.times = Counter(self._place_of.values())
+        self.places = list(self.times)
+        self.effective, self._known = self._as_it_was()
+
+    def _as_it_was(self) -> tuple[Counter[_Place], set[_Identity]]:
+        """How many synchronisations of each fence brought news, and the races that are there with all of them."""
+        news: set[int] = set()
+        judge = HappensBefore()
+        replayer = Replayer(judge)
+        for record in self._records:
+            before = judge.news
+            replayer.tell(record)
+            if isinstance(record, Acquires) and record.sync is not None and judge.news > before:
+                news.add(record.sync)
+        return Counter(self._place_of[sync] for sync in news), {_identity(race) for race in judge.races}
+
+    def race_without(self, places: Collection[_Place]) -> Finding | None:
+        """A race that appears when some fences go; the check ends there."""
+        judge = HappensBefore()
+        replayer = Replayer(judge)
+        kinds = 0
+        for record in self._records:
+            if isinstance(record, Acquires) and record.sync is not None and self._place_of[record.sync] in places:
+                continue
+            replayer.tell(record)
+            if judge.kinds_of_race > kinds:
+                kinds = judge.kinds_of_race
+                appeared = [race for race in judge.races if _identity(race) not in self._known]
+                if appeared:
+                    return appeared[0]
+        return None
+
+
+def _identity(race: Finding) -> _Identity:
+    """What makes races of two checks of one run the same, though one may have met it at another step."""
+    return race.code, race.verdict.value, race.title, race.where[:1], race.other[:1], race.allocation[:1]
