@@ -73,6 +73,89 @@ class UnknownCodeError(LookupError):
 
 _ENTRIES = (
     CodeInfo(
+        code="MRV201",
+        title="a pinned source is overwritten before its copy has read it",
+        soundness=Soundness.SOUND,
+        rule="the source of a non-blocking copy stays as it is until the host has waited for the copy",
+        why="the copy reads what is there when it runs: a busy device gets the next step's bytes every time",
+        remedy="record an event after the copy and synchronise it before the source is written again, or write into "
+        "another slot of a ring whose event has completed",
+        example=Example(
+            "dev.copy_(pinned, non_blocking=True)\npinned.add_(1)",
+            "dev.copy_(pinned, non_blocking=True); event.record()\nevent.synchronize()\npinned.add_(1)",
+        ),
+        stage="races",
+    ),
+    CodeInfo(
+        code="MRV202",
+        title="the host touches memory that a kernel may still use in place",
+        soundness=Soundness.SOUND,
+        rule="pinned memory that a kernel uses in place is the kernel's until the host has waited for it",
+        why="the kernel sees half of the old and half of the new values; no tool that watches copies can see it",
+        remedy="give each step in flight a slot of its own, and take a slot again only when an event recorded after "
+        "its last reader has completed",
+        example=Example(
+            "kernel[grid](pinned, out)\npinned[:n] = next_rows",
+            "kernel[grid](ring[slot], out); events[slot].record()\n"
+            "slot = (slot + 1) % depth; events[slot].synchronize()\nring[slot][:n] = next_rows",
+        ),
+        stage="races",
+    ),
+    CodeInfo(
+        code="MRV203",
+        title="the target of a download is touched before the copy has ended",
+        soundness=Soundness.SOUND,
+        rule="the target of a non-blocking download is the device's until the host has waited for the copy",
+        why="the host reads whatever the memory held before: often the last step's tokens, which look right",
+        remedy="record an event after the copy, and synchronise it, or poll it until true, before the result is read",
+        example=Example(
+            "tokens = out.to('cpu', non_blocking=True)\nreturn tokens.tolist()",
+            "tokens = out.to('cpu', non_blocking=True); event.record()\nevent.synchronize()\nreturn tokens.tolist()",
+        ),
+        stage="races",
+    ),
+    CodeInfo(
+        code="MRV204",
+        title="two streams use the same memory without an order",
+        soundness=Soundness.SOUND,
+        rule="if two streams or branches of a graph touch the same bytes and one writes, an event orders them",
+        why="streams run side by side; which one comes first changes with the load",
+        remedy="record an event on the one stream after its work, and let the other stream wait for it before its own",
+        example=Example(
+            "with torch.cuda.stream(side):\n    out.copy_(logits)  # logits come from the main stream",
+            "side.wait_stream(torch.cuda.current_stream())\nwith torch.cuda.stream(side):\n    out.copy_(logits)",
+        ),
+        stage="races",
+    ),
+    CodeInfo(
+        code="MRV205",
+        title="device memory is freed while another stream may still use it",
+        soundness=Soundness.SOUND,
+        rule="when the last reference goes, the stream that owns the memory comes after everyone who uses it",
+        why="the allocator hands the bytes to the owner's next allocation at once, under the feet of the other stream",
+        remedy="call tensor.record_stream(stream) for each other stream, or let the owning stream wait for them first",
+        example=Example(
+            "with torch.cuda.stream(side):\n    use(x)\ndel x",
+            "with torch.cuda.stream(side):\n    use(x)\nx.record_stream(side)\ndel x",
+        ),
+        stage="races",
+    ),
+    CodeInfo(
+        code="MRV206",
+        title="a pinned block is dropped while it is in use",
+        soundness=Soundness.SOUND,
+        rule="a pinned tensor lives until all that read or write it in place, or through an interior alias, has ended",
+        why="the host allocator waits only for copies made through tensors of its own; all others find the next "
+        "owner's bytes there, or destroy them",
+        remedy="keep a reference until an event recorded after the last use has completed",
+        example=Example(
+            "kernel[grid](torch.tensor(rows, pin_memory=True), out)",
+            "rows = torch.tensor(rows, pin_memory=True)\nkernel[grid](rows, out); event.record()\n"
+            "in_flight.append((event, rows))  # dropped when the event has completed",
+        ),
+        stage="races",
+    ),
+    CodeInfo(
         code="MRV207",
         title="a pinned source was changed by a write that no hook saw",
         soundness=Soundness.BEST_EFFORT,
@@ -84,6 +167,33 @@ _ENTRIES = (
         example=Example(
             "dev.copy_(pinned, non_blocking=True)\nstruct.pack_into('i', memoryview(pinned.numpy()), 0, 7)",
             "dev.copy_(pinned, non_blocking=True)\nevent.record(); ...; event.synchronize()\nstruct.pack_into(...)",
+        ),
+        stage="races",
+    ),
+    CodeInfo(
+        code="MRV208",
+        title="two host threads use the same memory without an order",
+        soundness=Soundness.SOUND,
+        rule="if two threads touch the same pinned bytes and one writes, a hand-over orders them",
+        why="the interpreter may switch threads between any two bytes; an output thread then reads half of a step",
+        remedy="hand the memory over through a queue, a lock, an Event, a join or a future",
+        example=Example(
+            "threading.Thread(target=write, args=(pinned,)).start()\nread(pinned)",
+            "worker = threading.Thread(target=write, args=(pinned,)); worker.start()\nworker.join()\nread(pinned)",
+        ),
+        stage="races",
+    ),
+    CodeInfo(
+        code="MRV210",
+        title="a fence waits for an event that was never recorded",
+        soundness=Soundness.MAY,
+        rule="an event is recorded before anyone waits for it, at least once at each place in the program that waits",
+        why="waiting for an event without a record returns at once: the order that the reader of the code sees is not "
+        "there. It can be harmless, if nothing needed the order",
+        remedy="record the event on the stream whose work is meant, before the wait; or remove the wait",
+        example=Example(
+            "done = torch.cuda.Event()\ndev.copy_(pinned, non_blocking=True)\ndone.synchronize()",
+            "done = torch.cuda.Event()\ndev.copy_(pinned, non_blocking=True)\ndone.record()\ndone.synchronize()",
         ),
         stage="races",
     ),
