@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mrv2.checks.findings import Finding, Site
 from mrv2.fuzz.step_model import ExpectedInputs, InputMismatch, StepModel
@@ -137,7 +137,8 @@ class Driver:
         self._runner = runner
         self._workload = workload
         self._check_invariants = check_invariants
-        config = RunnerConfig(**workload.capacities)
+        capacities: dict[str, Any] = {**workload.capacities}
+        config = RunnerConfig(**capacities)
         self._scheduler = Scheduler(config)
         self._model = StepModel(config.block_size)
         self._in_flight: deque[tuple[Handle, frozenset[str]]] = deque()

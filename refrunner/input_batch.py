@@ -114,7 +114,7 @@ class InputBatchBuilder:
         query_start_loc[: len(lengths) + 1] = np.cumsum([0, *lengths])
         seq_lens = np.zeros(requests, dtype=np.int64)
         seq_lens[: len(lengths)] = np.array([computed[name] for name in request_ids], dtype=np.int64) + lengths
-        arrays = {
+        arrays: dict[str, NDArray[np.generic]] = {
             "rows": rows,
             "query_start_loc": query_start_loc,
             "num_blocks": self.block_tables.num_blocks[rows],
