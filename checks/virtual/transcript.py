@@ -144,12 +144,9 @@ class Transcript(EventSink):
         self._sink.report(finding)
 
     def _offsets(self, ranges: Sequence[ByteRange]) -> tuple[tuple[int, int, int], ...]:
-        """(block, first offset, one past the last) of each piece that lies in a block."""
-        return tuple(
-            (extent.block, start - extent.base, end - extent.base)
-            for low, high in ranges
-            for extent, start, end in self._blocks.pieces(low, high)
-        )
+        """(block, first offset, one past the last) of each piece that lies in a block, sorted, since addresses are."""
+        pieces = (piece for low, high in ranges for piece in self._blocks.pieces(low, high))
+        return tuple(sorted((extent.block, start - extent.base, end - extent.base) for extent, start, end in pieces))
 
 
 def observe_execution(runtime: Runtime, observer: Callable[[PendingOperation], None]) -> Callable[[], None]:
