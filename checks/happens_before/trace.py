@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -106,21 +107,22 @@ def read_trace(path: Path) -> Iterator[Record]:
         raise _unusable(f"trace {path}", f"it must be a readable text file ({reason})") from None
 
 
-def replay_trace(path: Path, sink: EventSink) -> int:
-    """Tell a sink the events of a trace, and return how many there were.
+def replay_trace(path: Path, sink: EventSink) -> Counter[str]:
+    """Tell a sink the events of a trace, and return how many there were of each kind.
 
     Raises:
         CheckError: see :func:`read_trace`; or the events contradict each other.
     """
     replayer = Replayer(sink)
-    count = 0
-    for count, record in enumerate(read_trace(path), 1):
+    counts: Counter[str] = Counter()
+    for record in read_trace(path):
         try:
             replayer.tell(record)
         except CheckError as error:
-            subject = f"trace {path}, event {count}: {error.subject}"
+            subject = f"trace {path}, event {counts.total() + 1}: {error.subject}"
             raise CheckError(subject, error.rule, error.reason, error.remedy) from None
-    return count
+        counts[record.event] += 1
+    return counts
 
 
 class _Reader:

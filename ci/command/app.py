@@ -12,6 +12,7 @@ from .doctor import doctor
 from .explain import explain
 from .generate import generate
 from .replay import replay
+from .trace import trace
 from .verify import verify
 
 # No rich markup and no pretty exceptions: help and usage errors stay plain text, and no local variable is ever shown.
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 for command in (verify, replay, generate, doctor, explain, diff):
     app.command()(command)
+app.add_typer(trace, name="trace")
 
 
 def _version(wanted: bool) -> None:

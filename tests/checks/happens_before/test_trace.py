@@ -1,6 +1,7 @@
 """Traces: the same findings offline, the same bytes every time, and an answer to every damaged file."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -72,7 +73,7 @@ def direct(driver_type):
 
 def test_offline_findings_are_those_of_the_run(trace, direct):
     judge = HappensBefore()
-    assert replay_trace(trace, judge) == len(list(read_trace(trace)))
+    assert replay_trace(trace, judge) == Counter(record.event for record in read_trace(trace))
     assert judge.findings == direct
     assert {finding.code for finding in direct} >= {"MRV201", "MRV203", "MRV204", "MRV205", "MRV210", "MRV212"}
 
@@ -206,7 +207,7 @@ DAMAGE = {
     "close of what is not open": lambda t: changed(t, "close", operation=0),
     "token used before its release": lambda t: changed(t, "acquire", token=99),
     "sync used before it began": lambda t: changed(t, "acquire", sync=99),
-    "second free": lambda t: changed(t, "free", block=0),
+    "second free": lambda t: changed(t, "free", block=1),
 }
 
 
