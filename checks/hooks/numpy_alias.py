@@ -37,7 +37,7 @@ class TrackedArray(Tracked):
     # Indexing
 
     def __getitem__(self, key: Any) -> Any:
-        if _is_basic(key) and not _is_element(key, self.ndim):
+        if type(key) is slice or (_is_basic(key) and not _is_element(key, self.ndim)):
             return super().__getitem__(key)
         key = _read_key(key)
         self.tell(_ranges_of_key(self, key), "ndarray.__getitem__", write=False)
@@ -275,8 +275,11 @@ def install(runtime: Runtime) -> Callable[[], None]:
     """Track what ``Tensor.numpy()`` and numpy's own conversions give out of tracked memory; returns the undo.
 
     ``numpy.asarray`` drops subclasses, and ``numpy.frombuffer`` never knew of them, so these functions are replaced in
-    numpy's namespace; a name bound before, by ``from numpy import asarray``, gives untracked aliases.
+    numpy's namespace; a name bound before, by ``from numpy import asarray``, gives untracked aliases. A second
+    installation on one device changes nothing.
     """
+    if runtime.wrap_array is not None:
+        return lambda: None
     patches = Patches()
     patches.set(runtime, "wrap_array", lambda array: wrap(array, runtime))
     for name in _CONVERSIONS:

@@ -13,6 +13,11 @@ class Block(Protocol):
     """An allocation that is tracked."""
 
     @property
+    def id(self) -> int:
+        """The sink's number."""
+        ...
+
+    @property
     def base(self) -> int:
         """First address."""
         ...

@@ -1,0 +1,274 @@
+"""Writes that no hook saw, found by what they left behind.
+
+The source of an upload from pinned memory must stay as it is until the host has waited for the copy. Its bytes are
+remembered when the copy is enqueued, and compared when a host thread acquires an order after the copy. Bytes of which a
+write was told in between are left out: these are the happens-before checker's. So the verdict is the same in every
+schedule, and whether the copy has run by then does not matter.
+
+What is missed: a byte that is written and set back, and copies of more than a mebibyte.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..events import ByteRange, LaneKind, OperationKind, Space, Stack
+from ..findings import Finding, Site, Soundness, Verdict
+from .patching import Patches
+from .runtime import Runtime
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: Larger sources are not remembered.
+MAX_BYTES = 1 << 20
+#: All that is remembered at one time.
+MAX_TOTAL = 16 << 20
+
+
+def install(runtime: Runtime) -> Callable[[], None]:
+    """Watch the sources of uploads, unless they are watched already; returns the undo, which compares what is left."""
+    if isinstance(runtime.sink, SnapshotSink):
+        return _nothing
+    sink = SnapshotSink(runtime)
+    patches = Patches()
+    patches.set(runtime, "sink", sink)
+    patches.set(runtime, "upload_guard", sink.guard)
+
+    def undo() -> None:
+        sink.conclude_all()
+        patches.undo()
+
+    return undo
+
+
+class Snapshot:
+    """What the source of one upload held when the copy was enqueued.
+
+    Attributes:
+        number: of the upload in the run, from 0.
+        name: of the operation.
+        low: first address.
+        stack: where the copy was asked for.
+        step: of the runner, if known.
+        knowing: streams that are ordered after the copy.
+    """
+
+    def __init__(self, number: int, name: str, memory: NDArray[np.uint8]) -> None:
+        self.number = number
+        self.name = name
+        self.low = memory.ctypes.data
+        self.high = self.low + len(memory)
+        self.stack: Stack = ()
+        self.step: int | None = None
+        self.knowing: set[int] = set()
+        self._memory = memory
+        self._before = memory.copy()
+        self._told = np.zeros(0, dtype=bool)
+
+    def __len__(self) -> int:
+        return len(self._before)
+
+    def leave_out(self, low: int, high: int) -> None:
+        """A write to these addresses was told."""
+        if low < self.high and self.low < high:
+            if not len(self._told):
+                self._told = np.zeros(len(self._before), dtype=bool)
+            self._told[max(low - self.low, 0) : high - self.low] = True
+
+    def changed(self) -> NDArray[np.intp]:
+        """Offsets of the bytes that have changed though no write was told."""
+        differs = self._memory != self._before
+        if len(self._told):
+            differs &= ~self._told
+        return np.flatnonzero(differs)
+
+
+class SnapshotSink:
+    """An event sink that stands before the device's own, and passes everything on.
+
+    Which streams are ordered after a copy is followed by taint: tokens that such a stream releases carry it, and
+    whoever acquires one gets it. That needs nothing of the sink behind.
+
+    Attributes:
+        began: told of each snapshot when its copy has been enqueued.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        inner = runtime.sink
+        self.end_lane = inner.end_lane
+        self.close = inner.close
+        self.sync = inner.sync
+        self.allocate = inner.allocate
+        self.report = inner.report
+        self.began: Callable[[Snapshot], None] | None = None
+        self._inner = inner
+        self._runtime = runtime
+        self._hosts = {runtime.host_lane()}
+        self._count = 0
+        self._next: Snapshot | None = None
+        self._open: list[Snapshot] = []
+        self._tokens: dict[int, list[Snapshot]] = {}
+        self._host_operation = -1
+        #: Writes of pending operations to pinned memory: the operation's number in the engine, and the bytes.
+        self._pending: deque[tuple[int, int, int]] = deque()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def guard(self, source: Any, name: str) -> Callable[[], None]:
+        """Remember the source of the upload that is enqueued next; what it returns has nothing to do."""
+        number = self._count
+        self._count += 1
+        size = source.numel() * source.element_size()
+        if 0 < size <= MAX_BYTES:
+            self._next = Snapshot(number, name, _memory_of(source, size))
+            self._leave_out_pending(self._next)
+        return _nothing
+
+    def conclude_all(self) -> None:
+        """The run is over: compare what is left."""
+        for snapshot in [*self._open]:
+            self._conclude(snapshot)
+
+    # What is told
+
+    def lane(self, kind: LaneKind, name: str) -> int:
+        """See :meth:`EventSink.lane`."""
+        number = self._inner.lane(kind, name)
+        if kind is LaneKind.HOST:
+            self._hosts.add(number)
+        return number
+
+    def operation(
+        self,
+        lane: int,
+        kind: OperationKind,
+        name: str,
+        stack: Stack,
+        *,
+        issuer: int | None = None,
+        step: int | None = None,
+        open: bool = False,  # noqa: A002 - the contract's name
+    ) -> int:
+        """See :meth:`EventSink.operation`."""
+        number = self._inner.operation(lane, kind, name, stack, issuer=issuer, step=step, open=open)
+        if issuer is None:
+            self._host_operation = number
+        if self._next is not None:
+            self._begin(self._next, lane, stack, step)
+        return number
+
+    def access(
+        self, operation: int, ranges: Sequence[ByteRange], *, write: bool, certain: bool = True, protected: bool = False
+    ) -> None:
+        """See :meth:`EventSink.access`."""
+        self._inner.access(operation, ranges, write=write, certain=certain, protected=protected)
+        if write:
+            for snapshot in self._open:
+                for low, high in ranges:
+                    snapshot.leave_out(low, high)
+            if operation != self._host_operation:
+                self._note_pending(operation, ranges)
+
+    def release(self, lane: int) -> int:
+        """See :meth:`EventSink.release`."""
+        token = self._inner.release(lane)
+        known = [snapshot for snapshot in self._open if lane in snapshot.knowing]
+        if known:
+            self._tokens[token] = known
+        return token
+
+    def acquire(self, lane: int, token: int, *, sync: int | None = None) -> None:
+        """See :meth:`EventSink.acquire`."""
+        for snapshot in self._tokens.get(token, ()):
+            if lane in self._hosts:
+                self._conclude(snapshot)
+            else:
+                snapshot.knowing.add(lane)
+        self._inner.acquire(lane, token, sync=sync)
+
+    def free(self, block: int, lane: int, stack: Stack, *, after: Sequence[int] = ()) -> None:
+        """See :meth:`EventSink.free`."""
+        for snapshot in [*self._open]:
+            found = self._runtime.find_block(snapshot.low)
+            if found is None or found.id == block:
+                self._conclude(snapshot)
+        self._inner.free(block, lane, stack, after=after)
+
+    # Snapshots
+
+    def _begin(self, snapshot: Snapshot, lane: int, stack: Stack, step: int | None) -> None:
+        self._next = None
+        snapshot.stack, snapshot.step = stack, step
+        snapshot.knowing.add(lane)
+        self._open.append(snapshot)
+        while sum(map(len, self._open)) > MAX_TOTAL:
+            self._conclude(self._open[0])
+        if self.began is not None:
+            self.began(snapshot)
+
+    def _note_pending(self, operation: int, ranges: Sequence[ByteRange]) -> None:
+        """Remember what an operation will write when it runs; one that tells as it runs has written by then."""
+        running = self._runtime.running
+        if running is not None and running.id == operation:
+            return
+        for low, high in ranges:
+            block = self._runtime.find_block(low)
+            if block is not None and block.space is Space.PINNED:
+                self._pending.append((self._runtime.engine.submitted, low, high))
+
+    def _leave_out_pending(self, snapshot: Snapshot) -> None:
+        oldest = self._runtime.engine.oldest()
+        while self._pending and self._pending[0][0] < oldest:
+            self._pending.popleft()
+        for _, low, high in self._pending:
+            snapshot.leave_out(low, high)
+
+    def _conclude(self, snapshot: Snapshot) -> None:
+        """The order after the copy is there, so the source is free from now on."""
+        if snapshot not in self._open:
+            return
+        self._open.remove(snapshot)
+        if not self._open:
+            self._tokens.clear()
+        changed = snapshot.changed()
+        if len(changed):
+            self._inner.report(self._finding(snapshot, changed))
+
+    def _finding(self, snapshot: Snapshot, changed: NDArray[np.intp]) -> Finding:
+        block = self._runtime.find_block(snapshot.low)
+        base = snapshot.low if block is None else block.base
+        span = [int(changed[0]) + snapshot.low - base, int(changed[-1]) + 1 + snapshot.low - base]
+        memory = {} if block is None else {"space": block.space.value, "size": block.size, "label": block.label}
+        return Finding(
+            code="MRV207",
+            verdict=Verdict.VIOLATION,
+            soundness=Soundness.BEST_EFFORT,
+            title=f"the pinned source of '{snapshot.name}' was changed before the host waited for the copy",
+            where=tuple(Site(*frame) for frame in snapshot.stack),
+            allocation=() if block is None else tuple(Site(*frame) for frame in block.stack),
+            evidence={"upload": snapshot.number, "block": memory, "bytes": span, "changed": len(changed)},
+            remedy="wait for the copy's event before writing, or write into another slot; the write went past numpy "
+            "and torch, so look for a memoryview, struct, ctypes or C code, or let locate_writer name the line",
+            step=snapshot.step,
+        )
+
+
+def _nothing() -> None:
+    """There is nothing to do."""
+
+
+def _memory_of(source: Any, size: int) -> NDArray[np.uint8]:
+    """The bytes of a dense tensor as they lie in memory."""
+    import torch
+
+    storage = source.untyped_storage()
+    offset = source.storage_offset() * source.element_size()
+    octets = torch.empty(0, dtype=torch.uint8).set_(storage, offset, (size,), (1,))
+    memory: NDArray[np.uint8] = octets.numpy()
+    return memory
