@@ -86,13 +86,14 @@ class Recorder(EventSink):
         self, operation: int, ranges: Sequence[ByteRange], *, write: bool, certain: bool = True, protected: bool = False
     ) -> None:
         """See :meth:`EventSink.access`."""
-        pieces = tuple(
+        pieces = [
             (placed.block, start - placed.base, end - placed.base)
             for low, high in ranges
             for placed, start, end in self._blocks.pieces(low, high)
-        )
+        ]
         if pieces:
-            self._emit(Accesses(operation, pieces, write, certain, protected))
+            # Ranges often come sorted by address, and which block has the lower one is the allocator's whim.
+            self._emit(Accesses(operation, tuple(sorted(pieces)), write, certain, protected))
 
     def release(self, lane: int) -> int:
         """See :meth:`EventSink.release`."""
