@@ -226,6 +226,18 @@ def test_a_sequence_may_fill_its_row(make_runner):
     assert runner._states.token_ids[runner._states.row_of["a"], 47] == drawn[0][0]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_stays_near_single(make_runner, dtype):
+    asked = (NewRequest("a", prompt(30), 30),)
+    blocks = {"a": (tuple(range(1, 9)),)}
+    steps = (Step(new=asked, scheduled={"a": 16}, new_blocks=blocks), Step(scheduled={"a": 14}))
+    single, half = (
+        [runner.execute(step).result() for step in steps][-1] for runner in (make_runner(), make_runner(dtype=dtype))
+    )
+    assert half.token_ids.keys() == single.token_ids.keys()
+    assert half.logprobs["a"] == pytest.approx(single.logprobs["a"], abs=0.3)
+
+
 def test_rows_and_blocks_may_change_hands_in_one_step(make_runner, judge):
     """Three requests leave and three come in the same step, in the same rows and blocks."""
     first = [request(name, 5, tokens=2) for name in "abc"]
