@@ -15,8 +15,9 @@ from ..semantics import COPIES, CopyRule, Direction, HostMemory, HostRead, Waits
 from .errors import VirtualDeviceError
 from .layouts import Layout, intern_layout, layout_of, tensor_ranges
 from .memory import Block
-from .queues import PendingOperation, below_modes
+from .queues import PendingOperation
 from .tensor import DEVICE, DeviceTensor, Face, face_of, wrap
+from .threads import below_modes
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -113,7 +114,7 @@ class Copies:
     def _on_device(self, target: Face, source: Face) -> None:
         run = _mover(target.raw, source.raw)
         kind = OperationKind.COPY_ON_DEVICE
-        self._runtime.enqueue("aten.copy_", kind, run, source.ranges(), target.ranges())
+        self._runtime.enqueue("aten.copy_", kind, run, source.ranges, target.ranges)
 
     def _upload(self, target: Face, source: Tensor, non_blocking: bool) -> None:
         layout = layout_of(source)
@@ -128,14 +129,14 @@ class Copies:
             assert block is not None
             operation = self._upload_later(target, source, layout, block)
         if rule.waits is Waits.ALWAYS:
-            self._runtime.wait_for_operation(operation)
+            self._runtime.order.wait_for_operation(operation)
 
     def _upload_staged(self, target: Face, source: Tensor, layout: Layout) -> PendingOperation:
         """The bytes are taken before the call returns; no space for them makes the host wait, which orders nothing."""
         self._runtime.host_access(layout.ranges(source.data_ptr()), write=False, name="aten.copy_")
         self._make_room(layout.nbytes)
         run = _mover(target.raw, source.clone())
-        operation = self._runtime.enqueue("aten.copy_", OperationKind.COPY_TO_DEVICE, run, (), target.ranges())
+        operation = self._runtime.enqueue("aten.copy_", OperationKind.COPY_TO_DEVICE, run, (), target.ranges)
         if staging_waits(0, layout.nbytes):
             self._runtime.run_oldest(operation)
         if not operation.done:
@@ -151,11 +152,11 @@ class Copies:
         prepare = None if guard is None else lambda: _after(guard(alias, "aten.copy_"), run)
         owned = _owned_by_allocator(block, source)
         operation = self._runtime.enqueue(
-            "aten.copy_", OperationKind.COPY_TO_DEVICE, run, layout.ranges(source.data_ptr()), target.ranges(),
+            "aten.copy_", OperationKind.COPY_TO_DEVICE, run, layout.ranges(source.data_ptr()), target.ranges,
             protected=owned, prepare=prepare,
         )  # fmt: skip
         if owned:
-            block.protected[operation.queue.id] = operation
+            block.protect(operation)
         return operation
 
     def _download(self, target: Tensor, source: Face, non_blocking: bool) -> None:
@@ -168,13 +169,13 @@ class Copies:
         alias = target if block is None else _over(block, target.data_ptr(), layout)
         owned = block is not None and _owned_by_allocator(block, target)
         operation = self._runtime.enqueue(
-            "aten.copy_", OperationKind.COPY_TO_HOST, _mover(alias, source.raw), source.ranges(),
+            "aten.copy_", OperationKind.COPY_TO_HOST, _mover(alias, source.raw), source.ranges,
             layout.ranges(target.data_ptr()), protected=owned,
         )  # fmt: skip
         if block is not None and owned:
-            block.protected[operation.queue.id] = operation
+            block.protect(operation)
         if rule.waits is Waits.ALWAYS:
-            self._runtime.wait_for_operation(operation)
+            self._runtime.order.wait_for_operation(operation)
 
     def _refuse_in_capture(self, rule: CopyRule) -> None:
         if not rule.capturable:

@@ -16,8 +16,8 @@ from torch import Tensor
 from .errors import UnsupportedOperationError
 from .layouts import tensor_ranges
 from .operators import needs_device
-from .queues import below_modes
 from .tensor import DEVICE, DeviceTensor
+from .threads import below_modes
 
 if TYPE_CHECKING:
     from .runtime import Runtime

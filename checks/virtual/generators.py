@@ -127,7 +127,7 @@ class Generators:
         self._made[_address(generator)] = generator
         return generator
 
-    def seeded(self, run: Callable[[], None], generator: Any) -> Callable[[], Callable[[], None]]:
+    def seeded(self, run: Callable[[], object], generator: Any) -> Callable[[], Callable[[], object]]:
         """Makes the work of one launch: a kernel with its seed fixed.
 
         Raises:
@@ -137,7 +137,7 @@ class Generators:
         if source is None:
             raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
 
-        def prepare() -> Callable[[], None]:
+        def prepare() -> Callable[[], object]:
             if self.broken:
                 raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
             return _with_seed(run, source.next_seed())
@@ -150,7 +150,7 @@ def _address(generator: Any) -> Any:
     return generator._cdata
 
 
-def _with_seed(run: Callable[[], None], seed: int) -> Callable[[], None]:
+def _with_seed(run: Callable[[], object], seed: int) -> Callable[[], object]:
     """The kernel with the process's CPU generator set to a seed, and restored afterwards."""
 
     def run_seeded() -> None:

@@ -16,11 +16,13 @@ from ..events import LaneKind, Stack
 from ..findings import Finding, Soundness, Verdict
 from .errors import StaleObjectError, VirtualDeviceError
 from .queues import PendingOperation, Queue, Work
+from .schedules import Reason
 from .stacks import program_stack, sites
 
 if TYPE_CHECKING:
     from .memory import Block
-    from .runtime import Record, Runtime
+    from .order import Record
+    from .runtime import Runtime
     from .streams import GenericEvent
 
 _LOST = "CUDA error: operation failed due to a previous error during capture"
@@ -269,11 +271,11 @@ class CUDAGraph:
                 raise RuntimeError(f"{_NOT_PERMITTED} (replay of another graph)")
             stack = program_stack()
             self._check_addresses(capture, stack)
-            runtime.follow(queue, self._end)
+            runtime.order.follow(queue, self._end)
             self._launch(capture, queue, stack)
             self._replayed_on[queue.id] = queue
-            self._end = runtime.record(queue, "graph.replay")
-            runtime.progress_after_launch()
+            self._end = runtime.order.record(queue, "graph.replay")
+            runtime.progress(Reason.ENQUEUE)
 
     def _launch(self, capture: Capture, queue: Queue, stack: Stack) -> None:
         runtime = self._runtime
@@ -283,12 +285,12 @@ class CUDAGraph:
         for node in capture.nodes:
             lane = lanes[node.branch]
             if node.work is not None:
-                runtime.submit(node.work, lane, (*node.stack, *stack[:1]), entries=entries, prefix="graph: ")
+                runtime.relaunch(node.work, lane, (*node.stack, *stack[:1]), entries=entries)
                 entries = 0
             elif node.record:
-                records[node] = runtime.record(lane, "event.record")
+                records[node] = runtime.order.record(lane, "event.record")
             elif node.waits_for is not None:
-                runtime.wait(lane, records[node.waits_for])
+                runtime.order.wait(lane, records[node.waits_for])
             elif node.external is not None:
                 verb, event = node.external
                 event.replay(verb, lane)
@@ -312,7 +314,8 @@ class CUDAGraph:
         memory = self._runtime.memory
         for block in capture.pool:
             block.graph = None
-            block.recorded.update(self._replayed_on)
+            for queue in self._replayed_on.values():
+                block.record(queue)
             if block.dropped:
                 memory.free(block, self._runtime.host_lane(), program_stack())
         for branch in self._branches:
@@ -381,7 +384,7 @@ class graph:  # noqa: N801 - torch's name
         self._queue = self._runtime.streams.capture_queue() if stream is None else queue_of(stream)
 
     def __enter__(self) -> None:
-        self._runtime.synchronize_device("torch.cuda.graph")
+        self._runtime.order.synchronize_device("torch.cuda.graph")
         self._outer = self._runtime.current_queue()
         self._runtime.set_current_queue(self._queue)
         self.cuda_graph.capture_begin(capture_error_mode=self._mode)

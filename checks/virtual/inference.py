@@ -28,6 +28,8 @@ class Operator:
     Attributes:
         name: e.g. ``"aten.add"``, for people.
         schema_name: e.g. ``"aten::add"``.
+        compute: runs it.
+        compute_into: runs it with ``out=``, or None.
         writes: positions and names of the arguments it writes.
         view: its outputs are views of its input.
         metadata: of its tensor arguments it reads the shape only.
@@ -42,6 +44,8 @@ class Operator:
         schema = func._schema
         arguments = schema.arguments
         self.func = func
+        self.compute = func._op
+        self.compute_into = _computes_into(func)
         self.schema_name: str = schema.name
         self.name = schema.name.replace("::", ".")
         short = schema.name.rpartition("::")[2]
@@ -63,16 +67,21 @@ class Operator:
         self.returns_one = len(schema.returns) == 1 and not self.returns_list
         self.returns_nothing = not schema.returns
 
-    def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-        """The arguments that a call writes."""
-        found: list[Tensor] = []
-        for index, name in self.writes:
-            value = args[index] if index < len(args) else kwargs.get(name)
-            if isinstance(value, Tensor):
-                found.append(value)
-            elif value is not None:
-                found.extend(value)
-        return found
+
+def _computes_into(func: Any) -> Any:
+    """The overload that computes the same into memory it is given, if there is one: it saves a copy."""
+    schema = func._schema
+    if len(schema.returns) != 1 or str(schema.returns[0].type) != "Tensor" or schema.is_mutable:
+        return None
+    wanted = [(argument.name, str(argument.type)) for argument in schema.arguments]
+    packet = func.overloadpacket
+    for name in packet.overloads():
+        other = getattr(packet, name)
+        arguments = other._schema.arguments
+        takes = [(argument.name, str(argument.type)) for argument in arguments[:-1]]
+        if arguments and arguments[-1].is_out and arguments[-1].name == "out" and takes == wanted:
+            return other._op
+    return None
 
 
 @dataclass(frozen=True)

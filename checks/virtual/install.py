@@ -6,6 +6,7 @@ Every change is one entry of an exit stack, so leaving undoes all of them in rev
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from . import cuda_api
 from .errors import VirtualDeviceError
 from .functions import handler_of
 from .streams import activate, is_active
+from .threads import heres
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -47,19 +49,20 @@ class FunctionMode(TorchFunctionMode):
     def __init__(self, runtime: Runtime) -> None:
         super().__init__()
         self._runtime = runtime
-        self._state = runtime.thread_state
+        self._here = heres.here  # of the thread that enters the mode
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """A function or method of torch was called."""
-        handler = handler_of(func)
-        if handler is not None:
-            return handler(self._runtime, func, args, dict(kwargs) if kwargs else {})
-        state = self._state
-        state.call = (func, args, kwargs)
+        here = self._here
+        here.call = (func, args, kwargs)
+        here.frame = sys._getframe(1)
         try:
+            handler = handler_of(func)
+            if handler is not None:
+                return handler(self._runtime, func, args, dict(kwargs) if kwargs else {})
             return func(*args, **kwargs) if kwargs else func(*args)
         finally:
-            state.call = None
+            here.call = here.frame = here.stack = None
 
 
 @contextlib.contextmanager

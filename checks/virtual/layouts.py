@@ -29,12 +29,13 @@ class Layout:
         dtype: element type.
         nbytes: bytes of a dense tensor of this shape.
         runs: byte ranges relative to the first element, sorted and disjoint.
+        span: bytes from the first element to the end of the last.
         exact: whether ``runs`` holds no byte that the tensor does not touch.
         contiguous: row-major without gaps.
         dense: some order of the dimensions is without gaps, so that a copy between equals is one transfer.
     """
 
-    __slots__ = ("contiguous", "dense", "dtype", "exact", "nbytes", "preserved", "runs", "shape", "stride")
+    __slots__ = ("contiguous", "dense", "dtype", "exact", "nbytes", "preserved", "runs", "shape", "span", "stride")
 
     def __init__(self, shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> None:
         self.shape = shape
@@ -42,6 +43,7 @@ class Layout:
         self.dtype = dtype
         self.nbytes = math.prod(shape) * dtype.itemsize
         self.runs, self.exact = _runs(shape, stride, dtype.itemsize)
+        self.span = self.runs[-1][1] if self.runs else 0
         model = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
         self.contiguous = model.is_contiguous()
         kept = torch.empty_like(model)

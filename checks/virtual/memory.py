@@ -14,6 +14,8 @@ import bisect
 import ctypes
 import weakref
 from collections import deque
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +23,6 @@ import torch
 from torch import Tensor
 
 from ..events import Space, Stack
-from ..happens_before.addresses import AddressMap
 from .layouts import Layout
 from .queues import PendingOperation, Queue
 from .stacks import program_stack
@@ -42,10 +43,11 @@ class Block:
     """One allocation.
 
     Attributes:
-        base, size, end: addresses [base, end), in bytes.
+        base: first address.
+        size: in bytes.
         space: device or pinned host memory.
         id: the sink's number.
-        label: type and shape it was allocated with, for people.
+        layout: that it was allocated with.
         stack: where it was allocated.
         queue: the stream that owns a device block.
         dropped: whether the program has dropped it.
@@ -56,28 +58,44 @@ class Block:
         graph: the graph whose private pool it belongs to.
     """
 
-    __slots__ = (
-        "base", "dropped", "end", "freed", "graph", "id", "label", "memory", "owner", "protected", "queue", "recorded",
-        "size", "space", "stack", "storage",
-    )  # fmt: skip
+    id = -1
+    storage = 0
+    queue: Queue | None = None
+    graph: Capture | None = None
+    dropped = False
+    freed = False
+    recorded: Mapping[int, Queue] = MappingProxyType({})
+    protected: Mapping[int, PendingOperation] = MappingProxyType({})
 
-    def __init__(self, memory: Memory, owner: Tensor, base: int, size: int, space: Space, label: str) -> None:
+    def __init__(
+        self, memory: Memory, owner: Tensor, base: int, size: int, space: Space, layout: Layout, stack: Stack
+    ) -> None:
         self.memory: Memory | None = memory
         self.owner: Tensor | None = owner
         self.base = base
         self.size = size
-        self.end = base + size
         self.space = space
-        self.label = label
-        self.id = -1
-        self.stack: Stack = ()
-        self.queue: Queue | None = None
-        self.freed = False
-        self.recorded: dict[int, Queue] = {}
-        self.protected: dict[int, PendingOperation] = {}
-        self.storage = 0
-        self.dropped = False
-        self.graph: Capture | None = None
+        self.layout = layout
+        self.stack = stack
+
+    @property
+    def end(self) -> int:
+        """One past the last address."""
+        return self.base + self.size
+
+    @property
+    def label(self) -> str:
+        """Type and shape it was allocated with, for people."""
+        return repr(self.layout)
+
+    def record(self, queue: Queue) -> None:
+        """The memory is used on another stream than the one that owns it."""
+        if queue is not self.queue:
+            self.recorded = {**self.recorded, queue.id: queue}
+
+    def protect(self, copy: PendingOperation) -> None:
+        """The host allocator waits for a copy before it hands the memory out again."""
+        self.protected = {**self.protected, copy.queue.id: copy}
 
 
 class Ownership:
@@ -96,60 +114,85 @@ def _dropped(block: Block) -> None:
     """Remember that the program dropped a block. Runs inside the garbage collector, so it does nothing else."""
     memory = block.memory
     if memory is not None:
-        memory.dropped(block)
+        memory.drops.append((block, memory.runtime.known_host_lane(), program_stack()))
 
 
-class BlockMap(AddressMap[Block]):
-    """The blocks by address; one that overlaps a new one is stale and goes, so no address has two owners."""
+class BlockMap:
+    """The blocks by address."""
+
+    def __init__(self) -> None:
+        self._bases: list[int] = []
+        self._blocks: dict[int, Block] = {}
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter([*self._blocks.values()])
+
+    def place(self, block: Block) -> None:
+        """Add a block; those it overlaps are stale and go, so that no address has two owners."""
+        bases, blocks, base = self._bases, self._blocks, block.base
+        index = bisect.bisect_left(bases, base)
+        if index and base < blocks[bases[index - 1]].end:
+            index -= 1
+            del blocks[bases.pop(index)]
+        end = base + block.size
+        while index < len(bases) and bases[index] < end:
+            del blocks[bases.pop(index)]
+        bases.insert(index, base)
+        blocks[base] = block
 
     def find(self, address: int) -> Block | None:
         """The block that holds an address."""
         index = bisect.bisect_right(self._bases, address) - 1
-        if index >= 0 and address < self._items[index].end:
-            return self._items[index]
+        if index >= 0:
+            block = self._blocks[self._bases[index]]
+            if address < block.base + block.size:
+                return block
         return None
 
     def remove(self, block: Block) -> None:
         """Forget a block, unless it has gone already."""
-        index = bisect.bisect_left(self._bases, block.base)
-        if index < len(self._items) and self._items[index] is block:
-            del self._items[index], self._bases[index]
+        if self._blocks.get(block.base) is block:
+            del self._blocks[block.base]
+            del self._bases[bisect.bisect_left(self._bases, block.base)]
 
     def intervals(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First and one-past-last addresses of all blocks, sorted."""
-        return np.array(self._bases, np.int64), np.array([block.end for block in self._items], np.int64)
+        bases = np.array(self._bases, np.int64)
+        return bases, bases + np.array([self._blocks[base].size for base in self._bases], np.int64)
 
 
 class Memory:
     """Both allocators of one device."""
 
     def __init__(self, runtime: Runtime, poison: int) -> None:
+        self.runtime = runtime
         self.blocks = BlockMap()
         self.pinned_blocks = 0
         self.allocated = 0
         self.peak = 0
-        self._runtime = runtime
+        self.drops: deque[tuple[Block, int | None, Stack]] = deque()
         self._poison = poison
-        self._drops: deque[tuple[Block, int | None, Stack]] = deque()
         self._actions: deque[Callable[[], None]] = deque()
         self._withheld: deque[tuple[int, Block]] = deque()
 
     def allocate_device(self, layout: Layout, queue: Queue) -> tuple[Tensor, Ownership | None]:
         """Fresh device memory, poisoned, owned by a stream; an empty tensor owns none."""
         raw = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype)
-        size = raw.untyped_storage().nbytes()
+        size = layout.span
         if size == 0:
             return raw, None
         base = raw.data_ptr()
-        block = Block(self, raw, base, size, Space.DEVICE, repr(layout))
         ctypes.memset(base, self._poison, size)
+        stack = program_stack()
+        block = Block(self, raw, base, size, Space.DEVICE, layout, stack)
         block.queue = queue
-        self._adopt_into_graph(block, queue)
-        block.stack = program_stack()
-        block.id = self._runtime.sink.allocate(queue.lane, base, size, Space.DEVICE, block.stack)
+        if queue.capture is not None:
+            self._adopt_into_graph(block, queue.capture)
+        block.id = self.runtime.sink.allocate(queue.lane, base, size, Space.DEVICE, stack)
         self.blocks.place(block)
         self.allocated += size
-        self.peak = max(self.peak, self.allocated)
+        if self.allocated > self.peak:
+            self.peak = self.allocated
         return raw, Ownership(block)
 
     def allocate_pinned(self, layout: Layout) -> Tensor:
@@ -158,75 +201,79 @@ class Memory:
         The tensor's storage is the program's own, over bytes that this allocator holds: so its end is the program's
         last use, whatever pending work still refers to.
         """
-        span = max((high for _, high in layout.runs), default=0)
-        owner = torch.empty(max(span, 1), dtype=torch.uint8)
+        size = layout.span
+        owner = torch.empty(max(size, 1), dtype=torch.uint8)
         base = owner.data_ptr()
         ctypes.memset(base, self._poison, len(owner))
-        face = torch.from_numpy(owner.numpy())
-        storage = face.untyped_storage()
+        storage = torch.from_numpy(owner.numpy()).untyped_storage()
         tensor = torch.empty(0, dtype=layout.dtype).set_(storage, 0, layout.shape, layout.stride)
-        if span == 0:
+        if size == 0:
             return tensor
-        block = Block(self, owner, base, span, Space.PINNED, repr(layout))
+        runtime = self.runtime
+        block = Block(self, owner, base, size, Space.PINNED, layout, program_stack())
         block.storage = storage._cdata
-        self._adopt_into_graph(block, self._runtime.current_queue())
-        block.stack = program_stack()
-        block.id = self._runtime.sink.allocate(self._runtime.host_lane(), base, span, Space.PINNED, block.stack)
+        capture = runtime.current_queue().capture
+        if capture is not None:
+            self._adopt_into_graph(block, capture)
+        block.id = runtime.sink.allocate(runtime.host_lane(), base, size, Space.PINNED, block.stack)
         self.blocks.place(block)
         self.pinned_blocks += 1
         weakref.finalize(storage, _dropped, block).atexit = False
         return tensor
 
-    def _adopt_into_graph(self, block: Block, queue: Queue) -> None:
+    def _adopt_into_graph(self, block: Block, capture: Capture) -> None:
         """What is allocated in a capture belongs to the graph, and is handed out to nobody while it lives."""
-        block.graph = queue.capture
-        if queue.capture is not None:
-            queue.capture.pool.append(block)
+        block.graph = capture
+        capture.pool.append(block)
 
     def later(self, action: Callable[[], None]) -> None:
         """Do something at the next call into the runtime; safe inside the garbage collector."""
         self._actions.append(action)
 
-    def dropped(self, block: Block) -> None:
-        """Note a drop; it takes effect at the next call into the runtime, before anything else happens there."""
-        self._drops.append((block, self._runtime.known_host_lane(), program_stack()))
-
     def settle(self) -> None:
         """Give effect to the drops, and release the bytes that no pending work can touch any more."""
-        while self._drops:
-            block, lane, stack = self._drops.popleft()
+        while self.drops:
+            block, lane, stack = self.drops.popleft()
             block.dropped = True
             if block.graph is None and not block.freed:
-                self.free(block, self._runtime.host_lane() if lane is None else lane, stack)
+                self.free(block, self.runtime.host_lane() if lane is None else lane, stack)
         while self._actions:
             self._actions.popleft()()
         withheld = self._withheld
         if withheld:
-            oldest = self._runtime.engine.oldest()
+            oldest = self.runtime.engine.oldest()
             while withheld and withheld[0][0] <= oldest:
                 self._release(withheld.popleft()[1])
 
     def free(self, block: Block, lane: int, stack: Stack) -> None:
         """The program has dropped a block: tell the sink, and poison it when the allocator may hand it out."""
         block.freed = True
-        after = [queue.lane for queue in block.recorded.values()]
-        self._runtime.sink.free(block.id, lane, stack, after=after)
+        recorded = block.recorded
+        after = [queue.lane for queue in recorded.values()] if recorded else ()
+        engine = self.runtime.engine
+        self.runtime.sink.free(block.id, lane, stack, after=after)
         if block.space is Space.DEVICE:
             self.allocated -= block.size
             self._poison_in_stream(block)
         else:
             self.pinned_blocks -= 1
             self._poison_after_copies(block)
-        self._withheld.append((self._runtime.engine.submitted, block))
+        if engine.oldest() == engine.submitted:
+            self._release(block)
+        else:
+            self._withheld.append((engine.submitted, block))
 
     def _poison_in_stream(self, block: Block) -> None:
         """The next owner writes in the order of the owning stream, and after the streams that were recorded."""
         queue = block.queue
         assert queue is not None
-        after = tuple(other.last for other in block.recorded.values() if other.last is not None and not other.last.done)
+        after: tuple[PendingOperation, ...] = ()
+        if block.recorded:
+            newest = (other.last for other in block.recorded.values())
+            after = tuple(operation for operation in newest if operation is not None and not operation.done)
         if queue.pending or after:
             mark = PendingOperation(-1, "reuse", self._poisoner(block), queue, (), after=after, mark=True)
-            self._runtime.engine.submit(mark)
+            self.runtime.engine.submit(mark)
         else:
             ctypes.memset(block.base, self._poison, block.size)
 

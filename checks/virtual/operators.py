@@ -1,6 +1,7 @@
-"""ATen operators on device tensors: told to the sink at once, run later.
+"""ATen operators: those on device tensors are told to the sink at once and run later.
 
-Host operators on tracked memory pass through here as well: they are accesses of the host.
+A call whose key was met before follows a recipe. Any other is worked out here, and leaves a recipe if it can. Host
+operators on tracked memory pass through here as well: they are accesses of the host.
 """
 
 from __future__ import annotations
@@ -11,63 +12,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..events import ByteRange, OperationKind
+from ..events import OperationKind
 from ..semantics import NOT_WAITING_OPERATORS, WAITING_OPERATORS, isin_waits
-from .inference import Fresh, NoPlan, Operator, Resized, Same, Value, operator_of, plan
+from .calls import INDEXING, Call, Recipe, Touched, kernel, kernel_now, ranges_of
+from .inference import Fresh, NoPlan, Output, Resized, Value, operator_of, plan
 from .layouts import Layout, layout_of, tensor_ranges
-from .queues import below_modes
 from .tensor import DEVICE, DeviceTensor, Face, face_of, plain_face, wrap
+from .threads import ABOVE_KERNELS, NoDispatch, NoFunctions, heres
 
 if TYPE_CHECKING:
     from .runtime import Runtime
 
 _aten = torch.ops.aten
-_INDEXING = frozenset({"aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_"})
-#: Operators that touch, of one argument, only what an index names: (argument read in part, argument written in part).
-_PARTIAL: dict[str, tuple[int | None, int | None]] = {
-    "aten::index": (0, None), "aten::index_select": (0, None), "aten::gather": (0, None), "aten::take": (0, None),
-    "aten::embedding": (0, None), "aten::index_put_": (None, 0), "aten::index_put": (None, None),
-    "aten::_index_put_impl_": (None, 0), "aten::scatter_": (None, 0), "aten::scatter_add_": (None, 0),
-    "aten::scatter_reduce_": (None, 0), "aten::index_copy_": (None, 0), "aten::index_add_": (None, 0),
-    "aten::index_fill_": (None, 0), "aten::put_": (None, 0),
-}  # fmt: skip
-
-
-class Call:
-    """One call of an operator, with the plain tensors in place of the device's.
-
-    Attributes:
-        operator: which.
-        args, kwargs: as the kernel gets them, later.
-        tensors: all tensor arguments as the program gave them, in order.
-        plain: the same tensors as the kernel gets them.
-        on_device: whether the work is the device's.
-    """
-
-    __slots__ = ("args", "kwargs", "on_device", "operator", "plain", "tensors")
-
-    def __init__(self, operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        self.operator = operator
-        self.tensors: list[Tensor] = []
-        self.plain: list[Tensor] = []
-        self.on_device = False
-        self.args = [self._plain(value) for value in args]
-        self.kwargs = {name: self._plain(value) for name, value in kwargs.items()}
-
-    def _plain(self, value: Any) -> Any:
-        if type(value) is DeviceTensor:
-            face = face_of(value)
-            self.on_device = True
-            self.tensors.append(value)
-            self.plain.append(face.raw)
-            return face.raw
-        if isinstance(value, Tensor):
-            self.tensors.append(value)
-            self.plain.append(value)
-            return value
-        if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-            return [self._plain(item) for item in value]
-        return value
+#: Recipes remembered before the table starts anew.
+MAX_RECIPES = 1 << 16
+_recipes: dict[tuple[Any, ...], Recipe] = {}
 
 
 class Operators:
@@ -89,34 +48,47 @@ class Operators:
 
     def dispatch(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """One operator call, from either mode; returns what the program gets."""
-        operator = operator_of(func)
-        with below_modes():
-            call = Call(operator, args, kwargs)
-            target = kwargs.get("device")
-            if target is not None and operator.factory:
-                call.on_device = target.type == "cuda" or (target.type == "cpu" and self._meant_for_device(call))
-            special = self._special.get(func)
-            if special is not None:
-                return special(call)
-            if not operator.composite:
-                return self._on_device(call) if call.on_device else self._on_host(call)
-        if not call.on_device and not self._runtime.memory.pinned_blocks:
-            with below_modes():
-                return func(*args, **kwargs)
-        return self._decompose(func, args, kwargs, call.on_device)
+        here = heres.here
+        outer, here.below = here.below, True
+        try:
+            with NoFunctions(), NoDispatch(ABOVE_KERNELS):
+                call = Call(operator_of(func), args, kwargs)
+                recipe = _recipes.get(call.key)  # type: ignore[arg-type]
+                if recipe is not None:
+                    return self._view(call, recipe) if recipe.touched is None else self._follow(call, recipe)
+                if not call.operator.composite or func in self._special:
+                    return self._work_out(call)
+        finally:
+            here.below = outer
+        return self._decompose(call, func, args, kwargs)
 
-    def _decompose(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], on_device: bool) -> Any:
+    def _decompose(self, call: Call, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """In inference mode composite operators arrive whole, and some of them look like views but are not."""
         from .install import DispatchMode
 
-        outer, self._inside_device_call = self._inside_device_call, on_device
+        outer, self._inside_device_call = self._inside_device_call, call.on_device
         try:
             with DispatchMode(self._runtime):
                 return func.decompose(*args, **kwargs)
         finally:
             self._inside_device_call = outer
 
-    def _meant_for_device(self, call: Call) -> bool:
+    def _work_out(self, call: Call) -> Any:
+        """A call that no recipe covers."""
+        operator = call.operator
+        on_device = call.on_device
+        if operator.factory:
+            target = call.kwargs.get("device")
+            if target is not None:
+                on_device = target.type == "cuda"
+                if target.type == "cpu" and self._meant_for_device():
+                    on_device, call.key = True, None  # which side it is does not follow from the arguments
+        special = self._special.get(operator.func)
+        if special is not None:
+            return special(call)
+        return self._on_device(call) if on_device else self._on_host(call)
+
+    def _meant_for_device(self) -> bool:
         """C++ allocates helpers like its argument, which it takes to be on the CPU; the argument knows better."""
         return self._inside_device_call or self._runtime.inside_device_call()
 
@@ -126,29 +98,27 @@ class Operators:
         operator = call.operator
         if operator.factory and call.kwargs.get("pin_memory"):
             kwargs = {**call.kwargs, "pin_memory": False}
-            made = operator.func(*call.args, **kwargs)
+            made = operator.compute(*call.args, **kwargs)
             return self._runtime.copies.pinned_like(made, fill=not operator.allocates)
         if self._runtime.memory.pinned_blocks and not operator.view and not operator.metadata:
-            written = operator.written(call.args, call.kwargs)
+            written = call.written()
             for tensor in call.plain:
                 if tensor.layout is torch.strided and self._runtime.find_block(tensor.data_ptr()) is not None:
                     write = any(tensor is other for other in written)
                     self._runtime.host_access(tensor_ranges(tensor), write=write, name=operator.name)
-        return operator.func(*call.args, **call.kwargs)
+        return operator.compute(*call.args, **call.kwargs)
 
     # Device
 
     def _on_device(self, call: Call) -> Any:
         operator = call.operator
-        if operator.factory:
-            self._aim_factory(call)
         if operator.changes_shape:
             return self._change_shape(call)
         if operator.view:
-            return self._view(call)
+            return self._view(call, None)
         waits = self._waits(call)
         self._check_devices(call)
-        self._freeze_host_scalars(call)
+        self._freeze_host_tensors(call)
         if waits:
             return self._run_now(call)
         try:
@@ -157,18 +127,12 @@ class Operators:
             return self._run_now(call, without_meta=True)
         return self._defer(call, outputs)
 
-    def _aim_factory(self, call: Call) -> None:
-        if call.kwargs.pop("pin_memory", False):
-            raise RuntimeError("Only dense CPU tensors can be pinned")
-        if "device" in call.kwargs:
-            call.kwargs["device"] = torch.device("cpu")
-
     def _waits(self, call: Call) -> bool:
         """Whether the host waits for the stream, by the nature of the operator or of its arguments."""
         operator = call.operator
         name = operator.schema_name
-        if name in _INDEXING:
-            return _indexing_waits(call)
+        if name in INDEXING:
+            return call.indexing_waits()
         if name == "aten::repeat_interleave":
             return operator.waits and len(call.args) < 2 and call.kwargs.get("output_size") is None
         if name == "aten::isin" and len(call.plain) == 2:
@@ -177,34 +141,33 @@ class Operators:
 
     def _check_devices(self, call: Call) -> None:
         """C++ takes all tensors to be on the CPU, so a mixture must be refused here."""
-        if call.operator.metadata:
+        if call.operator.metadata or call.operator.schema_name in INDEXING:
             return
+        if any(type(tensor) is not DeviceTensor and tensor.dim() > 0 for tensor in call.tensors):
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
+                f"(when checking arguments of {call.operator.name})"
+            )
+
+    def _freeze_host_tensors(self, call: Call) -> None:
+        """A host tensor among device tensors is read at the call, a 0-dim operand as well as an index."""
         for tensor in call.tensors:
-            if type(tensor) is not DeviceTensor and tensor.dim() > 0 and call.operator.schema_name not in _INDEXING:
-                raise RuntimeError(
-                    "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
-                    f"(when checking arguments of {call.operator.name})"
-                )
+            if type(tensor) is not DeviceTensor:
+                if self._runtime.memory.pinned_blocks:
+                    self._runtime.host_access(tensor_ranges(tensor), write=False, name=call.operator.name)
+                call.replace(tensor, tensor.detach().clone())
 
-    def _freeze_host_scalars(self, call: Call) -> None:
-        """A host tensor among device tensors is read at the call, a 0-dim one as well as an index."""
-        for index, tensor in enumerate(call.tensors):
-            if type(tensor) is DeviceTensor:
-                continue
-            if self._runtime.memory.pinned_blocks:
-                self._runtime.host_access(tensor_ranges(tensor), write=False, name=call.operator.name)
-            frozen = tensor.detach().clone()
-            call.plain[index] = frozen
-            call.args = [_replaced(value, tensor, frozen) for value in call.args]
-            call.kwargs = {name: _replaced(value, tensor, frozen) for name, value in call.kwargs.items()}
-
-    def _view(self, call: Call) -> Any:
+    def _view(self, call: Call, recipe: Recipe | None) -> Any:
         """Views are metadata: made at once, over the same bytes."""
-        source = next(tensor for tensor in call.tensors if type(tensor) is DeviceTensor)
-        owner = face_of(source).owner
-        result = call.operator.func(*call.args, **call.kwargs)
+        owner = face_of(call.tensors[0]).owner  # type: ignore[arg-type]
+        result = call.operator.compute(*call.args, **call.kwargs)
         if isinstance(result, Tensor):
-            return wrap(result, owner, self._runtime)
+            if recipe is not None:
+                layout: Any = recipe.outputs[0]
+                return wrap(result, owner, self._runtime, layout)
+            made = wrap(result, owner, self._runtime)
+            _remember(call, (made._face.layout,), None)
+            return made
         return type(result)(wrap(item, owner, self._runtime) for item in result)
 
     def _change_shape(self, call: Call) -> Any:
@@ -213,89 +176,103 @@ class Operators:
         assert type(tensor) is DeviceTensor
         face = face_of(tensor)
         raw = plain_face(face.raw)
-        call.operator.func(raw, *call.args[1:], **call.kwargs)
-        call.operator.func(tensor, *call.args[1:], **call.kwargs)
+        call.operator.compute(raw, *call.args[1:], **call.kwargs)
+        call.operator.compute(tensor, *call.args[1:], **call.kwargs)
         tensor._face = Face(raw, layout_of(raw), face.owner, self._runtime)
         return tensor
 
-    def _defer(self, call: Call, outputs: Sequence[Any]) -> Any:
-        operator = call.operator
+    def _defer(self, call: Call, outputs: Sequence[Output]) -> Any:
         for output in outputs:
             if isinstance(output, Resized):
                 self._reshape(call, output.index, output.layout)
-        results = [self._result(call, output) for output in outputs]
+        touched = Touched(call)
+        simple = tuple(_simple(output) for output in outputs)
+        if not call.operator.random and not any(isinstance(output, Resized) for output in outputs):
+            _remember(call, simple, touched)
+        return self._follow(call, Recipe(simple, touched))
+
+    def _follow(self, call: Call, recipe: Recipe) -> Any:
+        """Allocate the outputs, enqueue the work, return."""
+        operator = call.operator
+        if operator.factory:
+            _aim_factory(call)
+        results, fresh = [], []
+        for output in recipe.outputs:
+            if type(output) is Layout:
+                made = self.empty(output)
+                results.append(made)
+                fresh.append(made._face)
+            else:
+                results.append(call.tensors[output] if type(output) is int else output.value)
         if not operator.allocates:
-            fresh = [r for r, o in zip(results, outputs, strict=True) if isinstance(o, Fresh)]
-            self._enqueue(call, fresh, None)
-        return self._returned(operator, results)
-
-    def _result(self, call: Call, output: Any) -> Any:
-        if isinstance(output, Fresh):
-            return self.empty(output.layout)
-        if isinstance(output, Value):
-            return output.value
-        assert isinstance(output, Same | Resized)
-        return call.tensors[output.index]
-
-    def _returned(self, operator: Operator, results: list[Any]) -> Any:
+            self._enqueue(call, recipe.touched, fresh)
         if operator.returns_one:
             return results[0]
         if operator.returns_nothing:
             return None
         return results if operator.returns_list else tuple(results)
 
+    def _enqueue(self, call: Call, touched: Touched, fresh: list[Face]) -> None:
+        writes = ranges_of(call, touched.writes)
+        for face in fresh:
+            writes += face.ranges
+        prepare = None
+        generator = call.take_generator() if call.operator.random else None
+        run = kernel(call, [face.raw for face in fresh])
+        if call.operator.random:
+            prepare = self._runtime.generators.seeded(run, generator)
+        self._runtime.launch(
+            self._runtime.current_queue(), call.operator.name, OperationKind.KERNEL, run,
+            ranges_of(call, touched.reads), writes, ranges_of(call, touched.some_reads),
+            ranges_of(call, touched.some_writes), prepare=prepare,
+        )  # fmt: skip
+
     def _run_now(self, call: Call, *, without_meta: bool = False) -> Any:
         """The outputs are known only when it has run: enqueue it and wait for the stream."""
-        operator = call.operator
-        box: list[Any] = []
-        captures = self._runtime.captures
-        if _indexes_from_host(call):
-            captures.refuse_copy(self._runtime.current_queue(), operator.name, survives=True)
-        captures.refuse_wait(operator.name)
-        operation = self._enqueue(call, [], box)
-        self._runtime.wait_for_operation(operation)
+        operator, runtime = call.operator, self._runtime
+        queue = runtime.current_queue()
+        if call.indexes_from_host():
+            runtime.captures.refuse_copy(queue, operator.name, survives=True)
+        runtime.captures.refuse_wait(operator.name)
+        if operator.factory:
+            _aim_factory(call)
+        touched, box = Touched(call), []
+        generator = call.take_generator() if operator.random else None
+        run = kernel_now(call, box)
+        prepare = runtime.generators.seeded(run, generator) if operator.random else None
+        operation = runtime.launch(
+            queue, operator.name, OperationKind.KERNEL, run, ranges_of(call, touched.reads),
+            ranges_of(call, touched.writes), ranges_of(call, touched.some_reads),
+            ranges_of(call, touched.some_writes), prepare=prepare,
+        )  # fmt: skip
+        runtime.order.wait_for_operation(operation)
         result = box.pop()
         if isinstance(result, Exception):
             raise result
         if without_meta:
-            self._runtime.without_meta[operator.name] += 1
-        if operator.mutates:
-            written = operator.written(call.args, call.kwargs)
-            results = [next(t for t, p in zip(call.tensors, call.plain, strict=True) if p is w) for w in written]
-            return self._returned(operator, results)
+            runtime.without_meta[operator.name] += 1
+        return self._given_back(call, result)
+
+    def _given_back(self, call: Call, result: Any) -> Any:
+        """What a call returns that has run already: its arguments, or device memory with the values computed."""
         if isinstance(result, (list, tuple)):
-            return type(result)(self._adopt(item) for item in result)
-        return self._adopt(result)
-
-    def _adopt(self, item: Any) -> Any:
-        """Device memory with the values that a kernel has already computed."""
-        if not isinstance(item, Tensor):
-            return item
-        made = self.empty(layout_of(item))
-        face_of(made).raw.copy_(item)
+            return type(result)(self._given_back(call, item) for item in result)
+        if not isinstance(result, Tensor):
+            return result
+        for tensor, raw in zip(call.tensors, call.plain, strict=True):
+            if raw is result:
+                return tensor
+        made = self.empty(layout_of(result))
+        made._face.raw.copy_(result)
         return made
-
-    def _enqueue(self, call: Call, fresh: list[DeviceTensor], box: list[Any] | None) -> Any:
-        operator = call.operator
-        reads, writes, some_reads, some_writes = _accesses(call)
-        for made in fresh:
-            writes += face_of(made).ranges()
-        generator = call.kwargs.get("generator")
-        if generator is not None:
-            call.kwargs["generator"] = None
-        run = _kernel(call, [face_of(made).raw for made in fresh], box)
-        prepare = self._runtime.generators.seeded(run, generator) if operator.random else None
-        return self._runtime.enqueue(
-            operator.name, OperationKind.KERNEL, run, reads, writes,
-            possible_reads=some_reads, possible_writes=some_writes, prepare=prepare,
-        )  # fmt: skip
 
     def empty(self, layout: Layout) -> DeviceTensor:
         """Fresh device memory, owned by the current stream; called below the modes."""
-        with self._runtime.lock:
-            self._runtime.memory.settle()
-            raw, owner = self._runtime.memory.allocate_device(layout, self._runtime.current_queue())
-            return wrap(raw, owner, self._runtime, layout)
+        runtime = self._runtime
+        with runtime.lock:
+            runtime.memory.settle()
+            raw, owner = runtime.memory.allocate_device(layout, runtime.current_queue())
+            return wrap(raw, owner, runtime, layout)
 
     # Special operators
 
@@ -353,96 +330,27 @@ class Operators:
             self._runtime.copies._on_device(faces[0], faces[1])
         Tensor.data.__set__(tensor, new.raw)  # type: ignore[attr-defined]
         tensor._face = new
-        call.args = [_replaced(value, old.raw, new.raw) for value in call.args]
-        call.kwargs = {name: _replaced(value, old.raw, new.raw) for name, value in call.kwargs.items()}
-        call.plain[index] = new.raw
+        call.replace(old.raw, new.raw)
 
 
-def _indexing_waits(call: Call) -> bool:
-    """Indexing by the rows of the table of synchronous calls: masks and host indices wait, and so do host values."""
-    indices = [index for index in call.args[1] if index is not None]
-    masks = [index for index in indices if index.dtype in (torch.bool, torch.uint8)]
-    if _indexes_from_host(call):
-        return True
-    if call.operator.schema_name == "aten::index":
-        return bool(masks)
-    value = call.tensors[-1]
-    on_host = type(value) is not DeviceTensor
-    fills_mask = len(indices) == 1 and bool(masks) and call.plain[-1].numel() == 1
-    # A mask filled with one value needs no indices; the value itself is free on the host and a wait on the device.
-    # Everywhere else a host value is uploaded from pageable memory first.
-    return not on_host if fills_mask else bool(masks) or on_host
+def _simple(output: Output) -> Layout | int | Value:
+    if isinstance(output, Fresh):
+        return output.layout
+    return output if isinstance(output, Value) else output.index
 
 
-def _indexes_from_host(call: Call) -> bool:
-    """Whether an index is a host tensor, which is uploaded from pageable memory first."""
-    if call.operator.schema_name not in _INDEXING:
-        return False
-    count = sum(index is not None for index in call.args[1])
-    return any(type(index) is not DeviceTensor for index in call.tensors[1 : 1 + count])
+def _remember(call: Call, outputs: tuple[Any, ...], touched: Touched | None) -> None:
+    if call.key is not None:
+        if len(_recipes) >= MAX_RECIPES:
+            _recipes.clear()
+        _recipes[call.key] = Recipe(outputs, touched)
 
 
-def _accesses(call: Call) -> tuple[tuple[ByteRange, ...], tuple[ByteRange, ...], list[ByteRange], list[ByteRange]]:
-    """Ranges that a call surely reads, surely writes, and reads or writes in part."""
-    operator = call.operator
-    reads: tuple[ByteRange, ...] = ()
-    writes: tuple[ByteRange, ...] = ()
-    some: tuple[list[ByteRange], list[ByteRange]] = ([], [])
-    written = operator.written(call.args, call.kwargs) if operator.mutates else ()
-    partial = _PARTIAL.get(operator.schema_name, (None, None))
-    for index, (tensor, raw) in enumerate(zip(call.tensors, call.plain, strict=True)):
-        if type(tensor) is not DeviceTensor:
-            continue
-        face = tensor._face
-        write = any(raw is other for other in written)
-        if not write and operator.metadata:
-            continue
-        if index == partial[write] or not face.layout.exact:
-            some[write].extend(face.ranges())
-        elif write:
-            writes += face.ranges()
-        else:
-            reads += face.ranges()
-    return reads, writes, *some
-
-
-def _kernel(call: Call, targets: list[Tensor], box: list[Any] | None) -> Callable[[], None]:
-    """The deferred work of a call: results go to memory that was allocated when it was enqueued."""
-    func, args, kwargs = call.operator.func, call.args, call.kwargs
-    if box is not None:
-
-        def run_now() -> None:
-            try:
-                box.append(func(*args, **kwargs))
-            except Exception as error:  # noqa: BLE001 - raised by the caller, who waits for it
-                box.append(error)
-
-        return run_now
-    if not targets:
-        return lambda: func(*args, **kwargs)
-    if len(targets) == 1 and call.operator.returns_one:
-        target = targets[0]
-
-        def run_one() -> None:
-            target.copy_(func(*args, **kwargs))
-
-        return run_one
-
-    def run() -> None:
-        results = (item for item in func(*args, **kwargs) if isinstance(item, Tensor))
-        fresh = (item for item in results if not any(item is plain for plain in call.plain))
-        for target, item in zip(targets, fresh, strict=True):
-            target.copy_(item)
-
-    return run
-
-
-def _replaced(value: Any, old: Tensor, new: Tensor) -> Any:
-    if value is old:
-        return new
-    if isinstance(value, list):
-        return [_replaced(item, old, new) for item in value]
-    return value
+def _aim_factory(call: Call) -> None:
+    """What is computed for the device is computed on the host."""
+    if call.kwargs.get("pin_memory"):
+        raise RuntimeError("Only dense CPU tensors can be pinned")
+    call.kwargs = {name: value for name, value in call.kwargs.items() if name not in ("pin_memory", "device")}
 
 
 def needs_device(device: Any) -> bool:

@@ -6,12 +6,9 @@ operation of another queue that was enqueued earlier, so the oldest operation of
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
-
-import torch
 
 from ..semantics import LAUNCH_QUEUE_ENTRIES
 
@@ -20,44 +17,18 @@ if TYPE_CHECKING:
     from .graphs import Capture
     from .memory import Block
 
-_Key = torch._C.DispatchKey
-
-
-def _keys_above_kernels() -> torch._C.DispatchKeySet:
-    names = ("Python", "PythonTLSSnapshot", "ADInplaceOrView", "AutocastCPU", "AutocastCUDA", "AutogradCPU")
-    keys = torch._C.DispatchKeySet(getattr(_Key, names[0]))
-    for name in (*names[1:], "AutogradOther", "AutogradCUDA"):
-        keys = keys.add(getattr(_Key, name))
-    return keys
-
-
-_ABOVE_KERNELS = _keys_above_kernels()
-
-
-@contextlib.contextmanager
-def below_modes() -> Iterator[None]:
-    """Run plain kernels: no mode, no autograd, no autocast, no inference-mode check.
-
-    Deferred work runs inside whichever host call drains it. What that caller has switched on must not touch it: casts
-    and gradients were decided when the operation was enqueued, above this level.
-    """
-    with torch._C.DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(_ABOVE_KERNELS):
-        yield
-
 
 class Work:
     """What an operation needs to be enqueued, now or at each replay of a graph; see ``Runtime.enqueue``."""
 
-    __slots__ = (
-        "blocks", "certain", "kind", "name", "open", "possible_reads", "possible_writes", "prepare", "protected",
-        "reads", "run", "writes",
-    )  # fmt: skip
+    prepare: Callable[[], Callable[[], object]] | None = None
+    blocks: Sequence[Block] = ()
 
     def __init__(
         self,
         name: str,
         kind: OperationKind,
-        run: Callable[[], None] | None,
+        run: Callable[[], object] | None,
         reads: Sequence[ByteRange],
         writes: Sequence[ByteRange],
         possible_reads: Sequence[ByteRange],
@@ -65,8 +36,6 @@ class Work:
         certain: bool,
         protected: bool,
         open: bool,  # noqa: A002 - the contract's name
-        prepare: Callable[[], Callable[[], None]] | None,
-        blocks: Sequence[Block],
     ) -> None:
         self.name = name
         self.kind = kind
@@ -78,8 +47,6 @@ class Work:
         self.certain = certain
         self.protected = protected
         self.open = open
-        self.prepare = prepare
-        self.blocks = blocks
 
 
 class PendingOperation:
@@ -100,15 +67,15 @@ class PendingOperation:
         done: whether it is over.
     """
 
-    __slots__ = (
-        "after", "done", "entries", "id", "mark", "name", "number", "open", "queue", "run", "stack", "step", "then",
-    )  # fmt: skip
+    number = -1
+    done = False
+    then: list[Callable[[], None]] | None = None
 
     def __init__(
         self,
         identity: int,
         name: str,
-        run: Callable[[], None] | None,
+        run: Callable[[], object] | None,
         queue: Queue,
         stack: Stack,
         step: int | None = None,
@@ -122,15 +89,12 @@ class PendingOperation:
         self.name = name
         self.run = run
         self.queue = queue
-        self.number = -1
         self.stack = stack
         self.step = step
         self.after = after
         self.entries = 0 if mark else entries
         self.mark = mark
         self.open = open
-        self.done = False
-        self.then: list[Callable[[], None]] | None = None
 
     def when_done(self, action: Callable[[], None]) -> None:
         """Call ``action`` once it is over; at once if it is."""
@@ -214,6 +178,14 @@ class Engine:
 
     def ready(self) -> list[Queue]:
         """Queues whose head has work to do and waits for nothing, by id. Marks at the head are passed on the way."""
+        if len(self._busy) <= 1:
+            for queue in self._busy.values():
+                head = queue.pending[0]
+                if not head.mark and (not head.after or head.blocker() is None):
+                    return [queue]
+                break
+            else:
+                return []
         while True:
             found, passed = [], False
             for queue in [*self._busy.values()]:
@@ -275,3 +247,43 @@ class Engine:
 
 def _by_id(queue: Queue) -> int:
     return queue.id
+
+
+class Ready:
+    """What a scheduler chooses from: the ids of the queues that can run, looked up when it first looks."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._queues: list[Queue] | None = None
+
+    def forget(self) -> None:
+        """Look again next time."""
+        self._queues = None
+
+    def queue(self, index: int) -> Queue:
+        """The queue that an index stands for."""
+        return self._found()[index]
+
+    def _found(self) -> list[Queue]:
+        if self._queues is None:
+            self._queues = self._engine.ready()
+        return self._queues
+
+    def __bool__(self) -> bool:
+        return bool(self._found())
+
+    def __len__(self) -> int:
+        return len(self._found())
+
+    def __getitem__(self, index: int) -> int:
+        return self._found()[index].id
+
+    def __iter__(self) -> Iterator[int]:
+        return (queue.id for queue in self._found())
+
+    def __contains__(self, identity: object) -> bool:
+        return any(queue.id == identity for queue in self._found())
+
+    def index(self, identity: int) -> int:
+        """The place of an id."""
+        return [*self].index(identity)

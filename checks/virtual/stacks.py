@@ -12,13 +12,14 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType
-from typing import TypeVar
+from types import CodeType, FrameType
+from typing import TypeAlias, TypeVar
 
 import torch
 
 from ..events import Stack
 from ..findings import Site
+from .threads import heres
 
 #: Enough to tell two callers of one helper apart; more would only cost time.
 MAX_FRAMES = 6
@@ -26,44 +27,64 @@ MAX_FRAMES = 6
 _TOOLKIT = Path(__file__).resolve().parents[1]
 _LIBRARIES = (contextlib.__file__, weakref.__file__)
 _HIDDEN = (f"{_TOOLKIT}/", f"{Path(torch.__file__).parent}/", "/triton/", *_LIBRARIES, "<frozen ", "<__array")
-_places: dict[CodeType, tuple[str, str] | None] = {}
-#: Stands for the frame that calls the program: what is beyond it is whoever asked for the run.
-_CALLER = ("", "")
 _Function = TypeVar("_Function", bound=Callable[..., object])
+_Places: TypeAlias = dict[int, tuple[str, int, str]]
+
+#: By id of a code object: what a frame of it contributes, by instruction. Hashing a code object would cost more than
+#: all the rest, and finding the line of an instruction nearly as much.
+_codes: dict[int, _Places] = {}
+_alive: list[CodeType] = []  # so that no id is used twice
+_HIDE: _Places = {}
+#: Stands for the frame that calls the program: what is beyond it is whoever asked for the run.
+_CALLER: _Places = {}
 
 
 def calls_program(function: _Function) -> _Function:
     """Decorator of what calls a whole program: stacks end there, and so are the same whoever asks for the run."""
-    _places[function.__code__] = _CALLER
+    _know(function.__code__, _CALLER)
     return function
 
 
-def _place(code: CodeType) -> tuple[str, str] | None:
-    """File and function of a code object, or None if its frames are hidden."""
+def _know(code: CodeType, places: _Places) -> _Places:
+    _alive.append(code)
+    _codes[id(code)] = places
+    return places
+
+
+def _learn(code: CodeType) -> _Places:
     name = code.co_filename
-    hidden = name.startswith(_HIDDEN) or "/triton/" in name
-    place = _places[code] = None if hidden else (name, code.co_qualname)
-    return place
+    return _know(code, _HIDE if name.startswith(_HIDDEN) or "/triton/" in name else {})
 
 
 def program_stack() -> Stack:
     """The innermost frames of the program under test, innermost first."""
-    frame = sys._getframe(1)
+    here = heres.here
+    if here.stack is not None:
+        return here.stack
+    frame = sys._getframe(1) if here.frame is None else here.frame
+    stack = _walk(frame)
+    if here.frame is not None:
+        here.stack = stack
+    return stack
+
+
+def _walk(frame: FrameType | None) -> Stack:
     stack: list[tuple[str, int, str]] = []
-    places = _places
     while frame is not None:
         code = frame.f_code
-        try:
-            place = places[code]
-        except KeyError:
-            place = _place(code)
-        if place is _CALLER:
+        places = _codes.get(id(code))
+        if places is None:
+            places = _learn(code)
+        if places is _CALLER:
             break
-        if place is not None:
-            stack.append((place[0], frame.f_lineno, place[1]))
+        if places is not _HIDE:
+            place = places.get(frame.f_lasti)
+            if place is None:
+                place = places[frame.f_lasti] = (code.co_filename, frame.f_lineno, code.co_qualname)
+            stack.append(place)
             if len(stack) == MAX_FRAMES:
                 break
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return tuple(stack)
 
 

@@ -17,7 +17,8 @@ from .queues import Queue
 from .tensor import DEVICE
 
 if TYPE_CHECKING:
-    from .runtime import Record, Runtime
+    from .order import Record
+    from .runtime import Runtime
 
 _active: list[Runtime] = []
 
@@ -144,11 +145,11 @@ class GenericStream:
 
     def synchronize(self) -> None:
         """Wait for all its work."""
-        active_runtime().synchronize_queue(self.queue)
+        active_runtime().order.synchronize_queue(self.queue)
 
     def query(self) -> bool:
         """Whether all its work is over."""
-        return active_runtime().query_queue(self.queue)
+        return active_runtime().order.query_queue(self.queue)
 
     def wait_event(self, event: GenericEvent) -> None:
         """Hold back what follows until the event's latest record is passed."""
@@ -158,7 +159,7 @@ class GenericStream:
         """Hold back what follows until all present work of another stream is over."""
         runtime = active_runtime()
         with runtime.lock:
-            runtime.wait(self.queue, runtime.record(stream.queue, "wait_stream"), "wait_stream")
+            runtime.order.wait(self.queue, runtime.order.record(stream.queue, "wait_stream"), "wait_stream")
 
     def record_event(self, event: Any = None) -> Any:
         """Record an event, a new one by default."""
@@ -231,7 +232,7 @@ class GenericEvent:
         if self.external and queue.capture is not None:
             queue.capture.add_external(queue, "record", self)
             return
-        self._record = runtime.record(queue)
+        self._record = runtime.order.record(queue)
         self._runtime = runtime
 
     def wait(self, stream: GenericStream | None = None) -> None:
@@ -243,29 +244,29 @@ class GenericEvent:
             return
         record = self._latest()
         if not isinstance(record, bool):
-            runtime.wait(queue, record)
+            runtime.order.wait(queue, record)
 
     def replay(self, verb: str, queue: Queue) -> None:
         """A graph that captured a record of this external event, or a wait for it, is launched."""
         runtime = active_runtime("an event")
         if verb == "record":
-            self._record = runtime.record(queue)
+            self._record = runtime.order.record(queue)
             self._runtime = runtime
             return
         record = self._latest()
         if not isinstance(record, bool):
-            runtime.wait(queue, record)
+            runtime.order.wait(queue, record)
 
     def synchronize(self) -> None:
         """Wait for the latest record."""
         record = self._latest()
         if not isinstance(record, bool):
-            active_runtime("an event").synchronize_record(record)
+            active_runtime("an event").order.synchronize_record(record)
 
     def query(self) -> bool:
         """Whether the latest record is passed; True if there is none."""
         record = self._latest()
-        return record if isinstance(record, bool) else active_runtime("an event").query_record(record)
+        return record if isinstance(record, bool) else active_runtime("an event").order.query_record(record)
 
     def elapsed_time(self, end_event: GenericEvent) -> float:
         """Milliseconds from this event to another: one microsecond for each operation in between.

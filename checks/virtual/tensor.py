@@ -32,13 +32,14 @@ class Face:
 
     Attributes:
         raw: plain tensor over the same bytes.
+        ranges: the bytes it touches.
         layout: of ``raw``.
         address: of the first element.
         owner: keeps the block alive for the program: an Ownership, or the host tensor that this is a view of.
         runtime: the device it belongs to.
     """
 
-    __slots__ = ("address", "layout", "owner", "raw", "runtime")
+    __slots__ = ("_ranges", "address", "layout", "owner", "raw", "runtime")
 
     def __init__(self, raw: Tensor, layout: Layout, owner: object, runtime: Runtime) -> None:
         self.raw = raw
@@ -46,10 +47,15 @@ class Face:
         self.address = raw.data_ptr()
         self.owner = owner
         self.runtime = runtime
+        self._ranges: tuple[ByteRange, ...] | None = None
 
+    @property
     def ranges(self) -> tuple[ByteRange, ...]:
         """The bytes it touches."""
-        return self.layout.ranges(self.address)
+        found = self._ranges
+        if found is None:
+            found = self._ranges = self.layout.ranges(self.address)
+        return found
 
 
 class DeviceTensor(Tensor):
@@ -160,8 +166,8 @@ def face_of(tensor: DeviceTensor) -> Face:
     Raises:
         StaleObjectError: its device is gone.
     """
-    face: Face | None = tensor.__dict__.get("_face")
-    if face is None or not face.runtime.active:
+    face = tensor._face
+    if not face.runtime.active:
         raise StaleObjectError(f"device tensor {layout_of_any(tensor)}")
     return face
 

@@ -1,0 +1,234 @@
+"""One call of an ATen operator: its arguments with plain tensors in them, what it touches, and its deferred work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..events import ByteRange
+from .inference import Operator
+from .layouts import Layout
+from .tensor import DeviceTensor, face_of
+
+#: Operators that index: their first argument is a table, the second a list of indices.
+INDEXING = frozenset({"aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_"})
+#: Operators that touch, of one argument, only what an index names: (argument read in part, argument written in part).
+_PARTIAL: dict[str, tuple[int | None, int | None]] = {
+    "aten::index": (0, None), "aten::index_select": (0, None), "aten::gather": (0, None), "aten::take": (0, None),
+    "aten::embedding": (0, None), "aten::index_put_": (None, 0), "aten::_index_put_impl_": (None, 0),
+    "aten::scatter_": (None, 0), "aten::scatter_add_": (None, 0), "aten::scatter_reduce_": (None, 0),
+    "aten::index_copy_": (None, 0), "aten::index_add_": (None, 0), "aten::index_fill_": (None, 0),
+    "aten::put_": (None, 0),
+}  # fmt: skip
+_NUMBERS = frozenset({int, float, bool})
+_CONSTANTS = frozenset({type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format})
+_MANY = frozenset({list, tuple, torch.Size})
+
+
+class Call:
+    """One call of an operator, with the plain tensors in place of the device's.
+
+    Attributes:
+        operator: which.
+        args: positional arguments as the kernel gets them, later.
+        kwargs: keyword arguments as the kernel gets them, later.
+        tensors: all tensor arguments as the program gave them, in order.
+        plain: the same tensors as the kernel gets them.
+        on_device: whether a device tensor is among them.
+        key: equal for calls that touch memory in the same way and return the same shapes; None if that cannot be told.
+    """
+
+    __slots__ = ("_parts", "args", "key", "kwargs", "on_device", "operator", "plain", "tensors")
+
+    def __init__(self, operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self.operator = operator
+        self.tensors: list[Tensor] = []
+        self.plain: list[Tensor] = []
+        self.on_device = False
+        self._parts: list[Any] | None = [operator]
+        places = operator.scalar_places
+        self.args = [self._take(value, index in places) for index, value in enumerate(args)]
+        if kwargs:
+            self.kwargs = {name: self._take_named(name, value) for name, value in kwargs.items()}
+        else:
+            self.kwargs = kwargs
+        self.key = None if self._parts is None else tuple(self._parts)
+
+    def _take(self, value: Any, scalar: bool = False) -> Any:
+        kind = type(value)
+        parts = self._parts
+        if kind is DeviceTensor:
+            face = face_of(value)
+            self.on_device = True
+            self.tensors.append(value)
+            self.plain.append(face.raw)
+            if parts is not None:
+                parts.append(face.layout)
+            return face.raw
+        if kind in _NUMBERS:
+            # Of a scalar operand only the type matters, or a program that counts up would never meet its key again.
+            if parts is not None:
+                parts.append(kind)
+                if not scalar:
+                    parts.append(value)
+            return value
+        if kind in _CONSTANTS:
+            if parts is not None:
+                parts.append(value)
+            return value
+        if kind in _MANY:
+            if parts is not None:
+                parts.append(len(value))
+            return [self._take(item) for item in value]
+        self._parts = None
+        if isinstance(value, Tensor):
+            self.tensors.append(value)
+            self.plain.append(value)
+        return value
+
+    def _take_named(self, name: str, value: Any) -> Any:
+        if self._parts is not None:
+            self._parts.append(name)
+        return self._take(value, name in self.operator.scalars)
+
+    def take_generator(self) -> Any:
+        """The generator that it was given; the kernel draws from another one."""
+        generator = self.kwargs.get("generator")
+        if generator is not None:
+            self.kwargs = {**self.kwargs, "generator": None}
+        return generator
+
+    def replace(self, old: Tensor, new: Tensor) -> None:
+        """Let the kernel get another tensor in the place of one."""
+        self.plain = [new if tensor is old else tensor for tensor in self.plain]
+        self.args = [_replaced(value, old, new) for value in self.args]
+        self.kwargs = {name: _replaced(value, old, new) for name, value in self.kwargs.items()}
+
+    def written(self) -> list[Tensor]:
+        """The plain tensors that it writes."""
+        found: list[Tensor] = []
+        for index, name in self.operator.writes:
+            value = self.args[index] if index < len(self.args) else self.kwargs.get(name)
+            if isinstance(value, Tensor):
+                found.append(value)
+            elif value is not None:
+                found.extend(value)
+        return found
+
+    def indexes_from_host(self) -> bool:
+        """Whether an index is a host tensor, which is uploaded from pageable memory first."""
+        if self.operator.schema_name not in INDEXING:
+            return False
+        count = sum(index is not None for index in self.args[1])
+        return any(type(index) is not DeviceTensor for index in self.tensors[1 : 1 + count])
+
+    def indexing_waits(self) -> bool:
+        """Indexing, by the rows of the table of synchronous calls: masks and host indices wait, so do host values."""
+        if self.indexes_from_host():
+            return True
+        indices = [index for index in self.args[1] if index is not None]
+        masks = [index for index in indices if index.dtype in (torch.bool, torch.uint8)]
+        if self.operator.schema_name == "aten::index":
+            return bool(masks)
+        on_host = type(self.tensors[-1]) is not DeviceTensor
+        fills_mask = len(indices) == 1 and bool(masks) and self.plain[-1].numel() == 1
+        # A mask filled with one value needs no indices; the value itself is free on the host and a wait on the device.
+        # Everywhere else a host value is uploaded from pageable memory first.
+        return not on_host if fills_mask else bool(masks) or on_host
+
+
+def _replaced(value: Any, old: Tensor, new: Tensor) -> Any:
+    if value is old:
+        return new
+    if isinstance(value, list):
+        return [_replaced(item, old, new) for item in value]
+    return value
+
+
+class Touched:
+    """Which tensor arguments a call reads, writes, and reads or writes in part, by their positions."""
+
+    __slots__ = ("reads", "some_reads", "some_writes", "writes")
+
+    def __init__(self, call: Call) -> None:
+        operator = call.operator
+        written = call.written() if operator.mutates else ()
+        partial_read, partial_write = _PARTIAL.get(operator.schema_name, (None, None))
+        found: tuple[list[int], ...] = ([], [], [], [])
+        for index, (tensor, raw) in enumerate(zip(call.tensors, call.plain, strict=True)):
+            if type(tensor) is not DeviceTensor:
+                continue
+            write = any(raw is other for other in written)
+            if operator.metadata and not write:
+                continue
+            in_part = index == (partial_write if write else partial_read) or not face_of(tensor).layout.exact
+            found[2 * in_part + write].append(index)
+        self.reads, self.writes, self.some_reads, self.some_writes = map(tuple, found)
+
+
+def ranges_of(call: Call, indices: tuple[int, ...]) -> tuple[ByteRange, ...]:
+    """The bytes of some of the tensor arguments."""
+    if not indices:
+        return ()
+    tensors = call.tensors
+    found = tensors[indices[0]]._face.ranges  # type: ignore[attr-defined]
+    for index in indices[1:]:
+        found += tensors[index]._face.ranges  # type: ignore[attr-defined]
+    return found  # type: ignore[no-any-return]
+
+
+def kernel(call: Call, targets: list[Tensor]) -> Callable[[], object]:
+    """The deferred work of a call: results go to memory that was allocated when it was enqueued."""
+    operator = call.operator
+    if not targets:
+        return partial(operator.compute, *call.args, **call.kwargs)
+    if len(targets) == 1 and operator.returns_one:
+        if operator.compute_into is not None:
+            return partial(operator.compute_into, *call.args, **call.kwargs, out=targets[0])
+        return partial(_compute_one, targets[0], operator.compute, call.args, call.kwargs)
+    return partial(_compute_many, targets, operator.compute, call.args, call.kwargs, call.plain)
+
+
+def _compute_one(target: Tensor, compute: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    target.copy_(compute(*args, **kwargs))
+
+
+def _compute_many(
+    targets: list[Tensor], compute: Any, args: list[Any], kwargs: dict[str, Any], given: list[Tensor]
+) -> None:
+    results = (item for item in compute(*args, **kwargs) if isinstance(item, Tensor))
+    fresh = (item for item in results if not any(item is tensor for tensor in given))
+    for target, item in zip(targets, fresh, strict=True):
+        target.copy_(item)
+
+
+def kernel_now(call: Call, box: list[Any]) -> Callable[[], None]:
+    """The work of a call whose results nobody can foresee; they, or what it raised, go into a box."""
+    compute, args, kwargs = call.operator.compute, call.args, call.kwargs
+
+    def run() -> None:
+        try:
+            box.append(compute(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - raised by the caller, who waits for it
+            box.append(error)
+
+    return run
+
+
+class Recipe:
+    """What is the same for all calls of one key.
+
+    Attributes:
+        outputs: layout of each output that is fresh memory, position of each that is an argument, or a plain value.
+        touched: which arguments it touches; None for a view.
+    """
+
+    __slots__ = ("outputs", "touched")
+
+    def __init__(self, outputs: tuple[Layout | int | object, ...], touched: Touched | None) -> None:
+        self.outputs = outputs
+        self.touched = touched

@@ -1,0 +1,172 @@
+"""Records, waits and synchronisation: what the program orders, told to the sink and honoured by the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..events import OperationKind, SyncKind
+from .queues import PendingOperation, Queue
+from .schedules import Reason
+from .stacks import program_stack
+
+if TYPE_CHECKING:
+    from .graphs import Capture, Node
+    from .runtime import Runtime
+
+INVALID_ARGUMENT = "CUDA error: invalid argument"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record of an event: the mark in the stream, and the sink's token for what came before it.
+
+    One that was made in a capture has its node and capture instead.
+    """
+
+    mark: PendingOperation
+    token: int
+    node: Node | None = None
+    capture: Capture | None = None
+
+
+class Order:
+    """The verbs by which a program orders work on one device."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def record(self, queue: Queue, name: str = "event.record") -> Record:
+        """Mark the present end of a stream."""
+        runtime = self._runtime
+        with runtime.lock:
+            runtime.memory.settle()
+            capture = queue.capture
+            if capture is not None:
+                mark = PendingOperation(-1, name, None, queue, ())
+                return Record(mark, -1, capture.add_record(queue), capture)
+            stack, host = program_stack(), runtime.host_lane()
+            identity = runtime.sink.operation(
+                queue.lane, OperationKind.MARKER, name, stack, issuer=host, step=runtime.step
+            )
+            mark = PendingOperation(identity, name, None, queue, stack, runtime.step, mark=True)
+            runtime.engine.submit(mark)
+            return Record(mark, runtime.sink.release(queue.lane))
+
+    def wait(self, queue: Queue, record: Record | None, name: str = "wait_event") -> None:
+        """Hold a stream until a record is passed; without a record this orders nothing, and the sink is told so.
+
+        Raises:
+            RuntimeError: the record and the stream are not of one capture.
+        """
+        runtime = self._runtime
+        with runtime.lock:
+            runtime.memory.settle()
+            if record is not None and record.node is not None and record.capture is not None:
+                if record.capture.over:
+                    raise RuntimeError(INVALID_ARGUMENT)
+                record.capture.add_wait(queue, record.node)
+                return
+            if record is not None and queue.capture is not None:
+                runtime.captures.refuse_wait(f"{name} of an event recorded outside of the capture")
+            sync = self._sync(queue.lane, SyncKind.WAIT_EVENT, name)
+            if record is not None:
+                runtime.sink.acquire(queue.lane, record.token, sync=sync)
+                self._hold(queue, record)
+
+    def follow(self, queue: Queue, record: Record | None) -> None:
+        """Hold a stream until a record is passed, by the nature of the device and not because the program asked."""
+        if record is not None and record.mark.queue is not queue:
+            self._runtime.sink.acquire(queue.lane, record.token)
+            self._hold(queue, record)
+
+    def _hold(self, queue: Queue, record: Record) -> None:
+        if not record.mark.done and record.mark.queue is not queue:
+            mark = PendingOperation(-1, "wait_event", None, queue, (), after=(record.mark,), mark=True)
+            self._runtime.engine.submit(mark)
+
+    def synchronize_record(self, record: Record | None, name: str = "Event.synchronize") -> None:
+        """Let the host wait for a record."""
+        runtime = self._runtime
+        with runtime.lock:
+            runtime.memory.settle()
+            if record is not None:
+                self._refuse_captured(record, name)
+            host = runtime.host_lane()
+            sync = self._sync(host, SyncKind.EVENT_SYNCHRONIZE, name)
+            if record is not None:
+                runtime.sink.acquire(host, record.token, sync=sync)
+                runtime.run_until(record.mark)
+                runtime.memory.settle()
+
+    def query_record(self, record: Record | None, name: str = "Event.query") -> bool:
+        """Whether a record is passed. The device goes on meanwhile, and True orders what follows after it."""
+        runtime = self._runtime
+        with runtime.lock:
+            runtime.memory.settle()
+            host = runtime.host_lane()
+            if record is None:
+                self._sync(host, SyncKind.EVENT_QUERY, name)
+                return True
+            self._refuse_captured(record, name)
+            runtime.poll()
+            if record.mark.done:
+                sync = self._sync(host, SyncKind.EVENT_QUERY, name)
+                runtime.sink.acquire(host, record.token, sync=sync)
+            return record.mark.done
+
+    def _refuse_captured(self, record: Record, name: str) -> None:
+        """A captured record stands for no moment; the event has to be recorded again first."""
+        self._runtime.captures.refuse_wait(name)
+        if record.node is not None:
+            raise RuntimeError(INVALID_ARGUMENT)
+
+    def synchronize_queue(
+        self, queue: Queue, name: str = "Stream.synchronize", kind: SyncKind = SyncKind.STREAM_SYNCHRONIZE
+    ) -> None:
+        """Let the host wait for all that a stream has been given."""
+        runtime = self._runtime
+        with runtime.lock:
+            runtime.captures.refuse_wait(name)
+            runtime.memory.settle()
+            host = runtime.host_lane()
+            sync = self._sync(host, kind, name)
+            runtime.sink.acquire(host, runtime.sink.release(queue.lane), sync=sync)
+            if queue.last is not None:
+                runtime.run_until(queue.last)
+            runtime.memory.settle()
+
+    def query_queue(self, queue: Queue) -> bool:
+        """Whether a stream has nothing left to do; True orders what follows after all of it."""
+        runtime = self._runtime
+        with runtime.lock:
+            runtime.captures.refuse_wait("Stream.query")
+            runtime.memory.settle()
+            runtime.poll()
+            over = queue.last is None or queue.last.done
+            if over:
+                host = runtime.host_lane()
+                sync = self._sync(host, SyncKind.STREAM_QUERY, "Stream.query")
+                runtime.sink.acquire(host, runtime.sink.release(queue.lane), sync=sync)
+            return over
+
+    def synchronize_device(self, name: str = "torch.cuda.synchronize") -> None:
+        """Let the host wait for everything."""
+        runtime = self._runtime
+        with runtime.lock:
+            runtime.captures.refuse_wait(name, whole_device=True)
+            runtime.memory.settle()
+            host = runtime.host_lane()
+            sync = self._sync(host, SyncKind.DEVICE_SYNCHRONIZE, name)
+            for queue in runtime.streams.queues.values():
+                runtime.sink.acquire(host, runtime.sink.release(queue.lane), sync=sync)
+            runtime.drain(Reason.HOST_SYNC)
+            runtime.memory.settle()
+
+    def wait_for_operation(self, operation: PendingOperation) -> None:
+        """An operation by its nature made the host wait for the stream it is on."""
+        self.synchronize_queue(operation.queue, operation.name, SyncKind.IMPLICIT)
+
+    def _sync(self, lane: int, kind: SyncKind, name: str) -> int:
+        runtime = self._runtime
+        return runtime.sink.sync(lane, kind, name, program_stack(), step=runtime.step)
