@@ -157,7 +157,7 @@ class HappensBefore(EventSink):
         for low, high in ranges:
             for block, start, end in self._shadow.pieces(low, high):
                 if found.number < block.freed:
-                    self._record(block, Access(found, start, end, write=write, certain=certain, protected=protected))
+                    self._record(block, Access(found, start, end, write, certain, protected))
 
     def _record(self, block: Block, access: Access) -> None:
         for other in block.conflicts(access):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import bisect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -72,7 +72,7 @@ class Access:
     __slots__ = ("certain", "high", "low", "operation", "protected", "write")
 
     def __init__(
-        self, operation: Operation, low: int, high: int, *, write: bool, certain: bool = True, protected: bool = False
+        self, operation: Operation, low: int, high: int, write: bool, certain: bool = True, protected: bool = False
     ) -> None:
         self.operation = operation
         self.low = low
@@ -113,45 +113,50 @@ class Block:
         self._groups: dict[int, list[Access]] = {}
         self._limit = _FEW
 
-    def conflicts(self, access: Access) -> Iterator[Access]:
+    def conflicts(self, access: Access) -> list[Access]:
         """Records that overlap the access, of which one side writes, and which are not ordered with it."""
         operation = access.operation
+        found: list[Access] = []
         for lane, group in self._groups.items():
-            if lane == operation.lane:
-                continue
-            reach = operation.reach(lane)
-            if group[-1].operation.time > reach:
-                yield from _unordered(group, reach, access)
+            if lane != operation.lane:
+                reach = operation.reach(lane)
+                if group[-1].operation.time > reach:
+                    found += _unordered(group, reach, access)
+        return found
 
     def add(self, access: Access) -> bool:
         """Keep a record; returns whether so many have come that they should be thinned out."""
-        group = self._groups.setdefault(access.operation.lane, [])
-        if group and group[-1].operation.time > access.operation.time:
+        operation = access.operation
+        group = self._groups.get(operation.lane)
+        if group is None:
+            self._groups[operation.lane] = [access]
+        elif group[-1].operation.time <= operation.time:
+            group.append(access)
+        else:
             # An operation that was open until now; others of its lane, enqueued later, spoke at once.
             bisect.insort(group, access, key=_time)
-        else:
-            group.append(access)
         self.kept += 1
         return self.kept > self._limit
 
     def thin_out(self, horizon: Horizon) -> None:
-        """Drop the records that no operation to come can race with, and those that later ones stand for."""
+        """Drop the records that no operation to come can race with; if many are left, also those that are stood for."""
         groups = {}
         for lane, group in self._groups.items():
-            behind = bisect.bisect_right(group, horizon.frontier.reach(lane), key=_time)
-            left = _without_superseded(group[behind:], horizon.oldest_open)
+            left = group[bisect.bisect_right(group, horizon.frontier.reach(lane), key=_time) :]
             if left:
                 groups[lane] = left
+        if 2 * sum(map(len, groups.values())) > self._limit:
+            groups = {lane: _without_superseded(group, horizon.oldest_open) for lane, group in groups.items()}
         self._groups = groups
         self.kept = sum(map(len, groups.values()))
-        self._limit = max(_FEW, 2 * self.kept)
+        self._limit = max(_FEW, 4 * self.kept)
 
 
 def _time(access: Access) -> int:
     return access.operation.time
 
 
-def _unordered(group: list[Access], reach: int, access: Access) -> Iterator[Access]:
+def _unordered(group: list[Access], reach: int, access: Access) -> list[Access]:
     """Those in conflict, newest first; ``reach`` is what the access's operation knows of the group's lane.
 
     The lane knows more and more, so the records that the operation happens before are the last ones.
@@ -160,13 +165,15 @@ def _unordered(group: list[Access], reach: int, access: Access) -> Iterator[Acce
     index = len(group) - 1
     if group[index].operation.covers(operation):
         index = bisect.bisect_left(group, True, key=lambda other: other.operation.covers(operation)) - 1
+    found = []
     while index >= 0:
         other = group[index]
         if other.operation.time <= reach:
-            return
+            break
         if other.low < high and low < other.high and (write or other.write):
-            yield other
+            found.append(other)
         index -= 1
+    return found
 
 
 def _without_superseded(group: list[Access], oldest_open: int) -> list[Access]:
@@ -216,6 +223,8 @@ class Shadow:
     def __init__(self, survey: Callable[[], Horizon]) -> None:
         self._blocks: AddressMap[Block] = AddressMap()
         self._survey = survey
+        #: ``pieces(low, high)``: the parts of a range that lie in blocks, each with its block.
+        self.pieces = self._blocks.pieces
         #: Records in all blocks.
         self.kept = 0
         self._limit = _MANY
@@ -223,10 +232,6 @@ class Shadow:
     def place(self, block: Block) -> None:
         """A block comes to life; what is known of its addresses is no longer true."""
         self.kept -= sum(stale.kept for stale in self._blocks.place(block))
-
-    def pieces(self, low: int, high: int) -> list[tuple[Block, int, int]]:
-        """The parts of [low, high) that lie in blocks, each with its block."""
-        return self._blocks.pieces(low, high)
 
     def add(self, block: Block, access: Access) -> None:
         """Keep a record, and make room if there are many."""

@@ -68,10 +68,10 @@ class TraceWriter(Recorder):
 
     def _write(self, record: Record) -> None:
         line: dict[str, Any] = {"event": record.event}
-        for field in dataclasses.fields(record):
-            value = getattr(record, field.name)
-            if value != field.default:
-                line[field.name] = self._stack(value) if field.name == _STACK else _plain(value)
+        for name, default in _FIELDS[record.event]:
+            value = getattr(record, name)
+            if value != default:
+                line[name] = self._stack(value) if name == _STACK else value
         self._line(line)
         self._events += 1
 
@@ -84,13 +84,20 @@ class TraceWriter(Recorder):
         return number
 
     def _line(self, content: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(content, separators=(",", ":")) + "\n")
+        self._file.write(_ENCODER.encode(content) + "\n")
 
 
 def _plain(value: object) -> object:
+    """What JSON has no word for."""
     if isinstance(value, Enum):
         return value.value
-    return finding_to_json(value) if isinstance(value, Finding) else value
+    if isinstance(value, Finding):
+        return finding_to_json(value)
+    raise TypeError(f"a trace cannot hold {value!r}")
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain)
+_FIELDS = {name: [(field.name, field.default) for field in dataclasses.fields(kind)] for name, kind in RECORDS.items()}
 
 
 def read_trace(path: Path) -> Iterator[Record]:
@@ -196,8 +203,7 @@ def _object(text: str) -> dict[str, Any]:
 
 _READERS = {name: readers_of(kind) for name, kind in RECORDS.items()}
 _REQUIRED = {
-    name: {field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING}
-    for name, kind in RECORDS.items()
+    name: {field for field, default in fields if default is dataclasses.MISSING} for name, fields in _FIELDS.items()
 }
 
 
