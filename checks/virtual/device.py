@@ -84,6 +84,6 @@ def virtual_device(
 
 def _standard_hooks() -> tuple[Callable[[Runtime], Callable[[], None]], ...]:
     """What watches the program beside torch itself; imported late, since Triton is heavy."""
-    from ..hooks import triton_launch
+    from ..hooks import numpy_alias, triton_launch
 
-    return (triton_launch.install,)
+    return numpy_alias.install, triton_launch.install

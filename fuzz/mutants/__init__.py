@@ -6,14 +6,15 @@ Every mutation is also an attribute of this package, a ready target: ``mrv2.fuzz
 from __future__ import annotations
 
 from .catalogue import MUTATIONS
+from .ordering import ORDERING
 from .source import Mutation, mutated_package
 from .targets import MutantTarget, mutant
 
-__all__ = ["MUTATIONS", "MutantTarget", "Mutation", "mutant", "mutated_package"]
+__all__ = ["MUTATIONS", "ORDERING", "MutantTarget", "Mutation", "mutant", "mutated_package"]
 
 
 def __getattr__(name: str) -> MutantTarget:
-    for mutation in MUTATIONS:
+    for mutation in (*MUTATIONS, *ORDERING):
         if mutation.name == name:
             return MutantTarget(mutation)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
