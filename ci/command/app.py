@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 from typing import Annotated
 
 import typer
@@ -46,4 +47,7 @@ def _options(
 
 def main() -> None:
     """Run the command line; ends the process with the exit code."""
+    # Read by OpenMP when torch is first imported. Its threads spin while they wait, and on cores that others use too
+    # (a CI machine) that made a matrix product five to eight times slower than sleeping threads do.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     app()
