@@ -103,6 +103,10 @@ class Runtime(Protocol):
         """The lane of the calling thread."""
         ...
 
+    def known_host_lane(self) -> int | None:
+        """The lane of the calling thread if it has one."""
+        ...
+
     def find_block(self, address: int) -> Block | None:
         """The block that an address lies in."""
         ...

@@ -110,6 +110,9 @@ class Device:
                 self._threads.lane = self.sink.lane(LaneKind.HOST, threading.current_thread().name)
         return self._threads.lane
 
+    def known_host_lane(self):
+        return getattr(self._threads, "lane", None)
+
     def find_block(self, address):
         index = bisect.bisect_right([block.base for block in self._blocks], address) - 1
         if index >= 0 and address < self._blocks[index].base + self._blocks[index].size:
