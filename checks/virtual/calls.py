@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ _PARTIAL: dict[str, tuple[int | None, int | None]] = {
     "aten::index_copy_": (None, 0), "aten::index_add_": (None, 0), "aten::index_fill_": (None, 0),
     "aten::put_": (None, 0),
 }  # fmt: skip
+Ranges: TypeAlias = tuple[ByteRange, ...]
 _NUMBERS = frozenset({int, float, bool})
 _CONSTANTS = frozenset({type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format})
 _MANY = frozenset({list, tuple, torch.Size})
@@ -56,7 +57,7 @@ class Call:
             self.kwargs = {name: self._take_named(name, value) for name, value in kwargs.items()}
         else:
             self.kwargs = kwargs
-        self.key = None if self._parts is None else tuple(self._parts)
+        self.key: tuple[Any, ...] | None = None if self._parts is None else tuple(self._parts)
 
     def _take(self, value: Any, scalar: bool = False) -> Any:
         kind = type(value)
@@ -150,9 +151,9 @@ def _replaced(value: Any, old: Tensor, new: Tensor) -> Any:
 
 
 class Touched:
-    """Which tensor arguments a call reads, writes, and reads or writes in part, by their positions."""
+    """Which tensor arguments a call reads, writes, and reads or writes in part (``partly``), by their positions."""
 
-    __slots__ = ("reads", "some_reads", "some_writes", "writes")
+    __slots__ = ("partly", "reads", "some_reads", "some_writes", "writes")
 
     def __init__(self, call: Call) -> None:
         operator = call.operator
@@ -168,9 +169,10 @@ class Touched:
             in_part = index == (partial_write if write else partial_read) or not face_of(tensor).layout.exact
             found[2 * in_part + write].append(index)
         self.reads, self.writes, self.some_reads, self.some_writes = map(tuple, found)
+        self.partly = bool(self.some_reads or self.some_writes)
 
 
-def ranges_of(call: Call, indices: tuple[int, ...]) -> tuple[ByteRange, ...]:
+def ranges_of(call: Call, indices: tuple[int, ...]) -> Ranges:
     """The bytes of some of the tensor arguments."""
     if not indices:
         return ()

@@ -120,15 +120,15 @@ class NoPlan(Exception):
     """No meta kernel, or one that refused; the operator has to run before its outputs are known."""
 
 
-_operators: dict[Any, Operator] = {}
+_operators: dict[int, Operator] = {}
 _plans: dict[Any, tuple[Output, ...]] = {}
 
 
 def operator_of(func: Any) -> Operator:
     """What is known of an overload."""
-    found = _operators.get(func)
+    found = _operators.get(id(func))  # hashing it would take a call of torch's Python
     if found is None:
-        found = _operators[func] = Operator(func)
+        found = _operators[id(func)] = Operator(func)
     return found
 
 

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import cuda_api
+from .collector import take_over
 from .errors import VirtualDeviceError
 from .functions import handler_of
 from .streams import activate, is_active
@@ -31,7 +32,7 @@ class DispatchMode(TorchDispatchMode):
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._dispatch = runtime.dispatch
+        self._dispatch = runtime.operators.dispatch
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -128,6 +129,7 @@ def installed(runtime: Runtime, hooks: tuple[Callable[[Runtime], Callable[[], No
         )
     with contextlib.ExitStack() as stack:
         stack.callback(activate(runtime))
+        stack.callback(take_over())
         patch_torch(runtime, Patches(stack))
         for hook in hooks:
             stack.callback(hook(runtime))

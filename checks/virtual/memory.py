@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 #: A pattern that is a large negative integer, an unlikely float and an invalid index.
 POISON = 0xFB
+#: A drop happens for every intermediate result, and its innermost frames tell which.
+DROP_FRAMES = 3
 
 
 class Block:
@@ -114,7 +116,7 @@ def _dropped(block: Block) -> None:
     """Remember that the program dropped a block. Runs inside the garbage collector, so it does nothing else."""
     memory = block.memory
     if memory is not None:
-        memory.drops.append((block, memory.runtime.known_host_lane(), program_stack()))
+        memory.drops.append((block, memory.runtime.known_host_lane(), program_stack(DROP_FRAMES)))
 
 
 class BlockMap:

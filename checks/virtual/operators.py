@@ -14,19 +14,20 @@ from torch import Tensor
 
 from ..events import OperationKind
 from ..semantics import NOT_WAITING_OPERATORS, WAITING_OPERATORS, isin_waits
-from .calls import INDEXING, Call, Recipe, Touched, kernel, kernel_now, ranges_of
+from .calls import INDEXING, Call, Ranges, Recipe, Touched, kernel, kernel_now, ranges_of
 from .inference import Fresh, NoPlan, Output, Resized, Value, operator_of, plan
 from .layouts import Layout, layout_of, tensor_ranges
 from .tensor import DEVICE, DeviceTensor, Face, face_of, plain_face, wrap
 from .threads import ABOVE_KERNELS, NoDispatch, NoFunctions, heres
 
 if TYPE_CHECKING:
+    from .queues import Queue
     from .runtime import Runtime
 
 _aten = torch.ops.aten
 #: Recipes remembered before the table starts anew.
 MAX_RECIPES = 1 << 16
-_recipes: dict[tuple[Any, ...], Recipe] = {}
+_recipes: dict[tuple[Any, ...] | None, Recipe] = {}
 
 
 class Operators:
@@ -53,9 +54,10 @@ class Operators:
         try:
             with NoFunctions(), NoDispatch(ABOVE_KERNELS):
                 call = Call(operator_of(func), args, kwargs)
-                recipe = _recipes.get(call.key)  # type: ignore[arg-type]
+                recipe = _recipes.get(call.key)
                 if recipe is not None:
-                    return self._view(call, recipe) if recipe.touched is None else self._follow(call, recipe)
+                    touched = recipe.touched
+                    return self._view(call, recipe) if touched is None else self._follow(call, recipe, touched)
                 if not call.operator.composite or func in self._special:
                     return self._work_out(call)
         finally:
@@ -189,42 +191,51 @@ class Operators:
         simple = tuple(_simple(output) for output in outputs)
         if not call.operator.random and not any(isinstance(output, Resized) for output in outputs):
             _remember(call, simple, touched)
-        return self._follow(call, Recipe(simple, touched))
+        return self._follow(call, Recipe(simple, touched), touched)
 
-    def _follow(self, call: Call, recipe: Recipe) -> Any:
+    def _follow(self, call: Call, recipe: Recipe, touched: Touched) -> Any:
         """Allocate the outputs, enqueue the work, return."""
-        operator = call.operator
+        operator, runtime = call.operator, self._runtime
         if operator.factory:
             _aim_factory(call)
-        results, fresh = [], []
-        for output in recipe.outputs:
-            if type(output) is Layout:
-                made = self.empty(output)
-                results.append(made)
-                fresh.append(made._face)
-            else:
-                results.append(call.tensors[output] if type(output) is int else output.value)
-        if not operator.allocates:
-            self._enqueue(call, recipe.touched, fresh)
+        with runtime.lock:
+            runtime.memory.settle()
+            queue = runtime.current_queue()
+            results: list[Any] = []
+            targets: list[Tensor] = []
+            writes = ranges_of(call, touched.writes)
+            for output in recipe.outputs:
+                if type(output) is Layout:
+                    raw, owner = runtime.memory.allocate_device(output, queue)
+                    made = wrap(raw, owner, runtime, output)
+                    results.append(made)
+                    targets.append(raw)
+                    writes += made._face.ranges
+                elif type(output) is int:
+                    results.append(call.tensors[output])
+                else:
+                    results.append(output)
+            if not operator.allocates:
+                self._launch(call, touched, queue, targets, writes)
         if operator.returns_one:
             return results[0]
         if operator.returns_nothing:
             return None
         return results if operator.returns_list else tuple(results)
 
-    def _enqueue(self, call: Call, touched: Touched, fresh: list[Face]) -> None:
-        writes = ranges_of(call, touched.writes)
-        for face in fresh:
-            writes += face.ranges
-        prepare = None
-        generator = call.take_generator() if call.operator.random else None
-        run = kernel(call, [face.raw for face in fresh])
-        if call.operator.random:
-            prepare = self._runtime.generators.seeded(run, generator)
-        self._runtime.launch(
-            self._runtime.current_queue(), call.operator.name, OperationKind.KERNEL, run,
-            ranges_of(call, touched.reads), writes, ranges_of(call, touched.some_reads),
-            ranges_of(call, touched.some_writes), prepare=prepare,
+    def _launch(self, call: Call, touched: Touched, queue: Queue, targets: list[Tensor], writes: Ranges) -> None:
+        operator, runtime = call.operator, self._runtime
+        reads = ranges_of(call, touched.reads)
+        if not (touched.partly or operator.random):
+            run = kernel(call, targets)
+            runtime.launch(queue, operator.name, OperationKind.KERNEL, run, reads, writes)
+            return
+        generator = call.take_generator()
+        run = kernel(call, targets)
+        runtime.launch(
+            queue, operator.name, OperationKind.KERNEL, run, reads, writes, ranges_of(call, touched.some_reads),
+            ranges_of(call, touched.some_writes),
+            prepare=runtime.generators.seeded(run, generator) if operator.random else None,
         )  # fmt: skip
 
     def _run_now(self, call: Call, *, without_meta: bool = False) -> Any:
@@ -236,7 +247,8 @@ class Operators:
         runtime.captures.refuse_wait(operator.name)
         if operator.factory:
             _aim_factory(call)
-        touched, box = Touched(call), []
+        touched = Touched(call)
+        box: list[Any] = []
         generator = call.take_generator() if operator.random else None
         run = kernel_now(call, box)
         prepare = runtime.generators.seeded(run, generator) if operator.random else None
@@ -333,10 +345,10 @@ class Operators:
         call.replace(old.raw, new.raw)
 
 
-def _simple(output: Output) -> Layout | int | Value:
+def _simple(output: Output) -> Layout | int | object:
     if isinstance(output, Fresh):
         return output.layout
-    return output if isinstance(output, Value) else output.index
+    return output.value if isinstance(output, Value) else output.index
 
 
 def _remember(call: Call, outputs: tuple[Any, ...], touched: Touched | None) -> None:

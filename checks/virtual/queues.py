@@ -6,9 +6,10 @@ operation of another queue that was enqueued earlier, so the oldest operation of
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..semantics import LAUNCH_QUEUE_ENTRIES
 
@@ -176,27 +177,36 @@ class Engine:
         self._order.append(operation)
         self._busy[queue.id] = queue
 
-    def ready(self) -> list[Queue]:
-        """Queues whose head has work to do and waits for nothing, by id. Marks at the head are passed on the way."""
-        if len(self._busy) <= 1:
-            for queue in self._busy.values():
-                head = queue.pending[0]
-                if not head.mark and (not head.after or head.blocker() is None):
-                    return [queue]
-                break
-            else:
-                return []
+    def queue(self, identity: int) -> Queue:
+        """A queue that is not empty, by its id."""
+        return self._busy[identity]
+
+    def ready(self) -> Sequence[int]:
+        """Ids of the queues whose head has work to do and waits for nothing, in order.
+
+        Marks at the head are passed on the way. Where that takes time, the answer is found when it is looked at: most
+        schedulers do not care at most moments.
+        """
+        busy = self._busy
+        if not busy:
+            return _NONE
+        if len(busy) == 1:
+            (queue,) = busy.values()
+            head = queue.pending[0]
+            if not head.mark and not head.after:
+                return [queue.id]
+        return _Ready(self)
+
+    def find_ready(self) -> list[int]:
+        """The same, at once."""
         while True:
             found, passed = [], False
             for queue in [*self._busy.values()]:
                 passed |= self._pass_marks(queue)
                 if queue.pending and queue.pending[0].blocker() is None:
-                    found.append(queue)
+                    found.append(queue.id)
             if not passed:
-                break
-        if len(found) > 1:
-            found.sort(key=_by_id)
-        return found
+                return sorted(found)
 
     def run_head(self, queue: Queue) -> None:
         """Run the oldest operation of a queue, which must wait for nothing."""
@@ -245,45 +255,27 @@ class Engine:
         return passed
 
 
-def _by_id(queue: Queue) -> int:
-    return queue.id
+_NONE: tuple[int, ...] = ()
 
 
-class Ready:
-    """What a scheduler chooses from: the ids of the queues that can run, looked up when it first looks."""
+class _Ready(Sequence[int]):
+    """Ids of the queues that can run, found when somebody looks."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._queues: list[Queue] | None = None
 
-    def forget(self) -> None:
-        """Look again next time."""
-        self._queues = None
-
-    def queue(self, index: int) -> Queue:
-        """The queue that an index stands for."""
-        return self._found()[index]
-
-    def _found(self) -> list[Queue]:
-        if self._queues is None:
-            self._queues = self._engine.ready()
-        return self._queues
-
-    def __bool__(self) -> bool:
-        return bool(self._found())
+    @functools.cached_property
+    def _ids(self) -> list[int]:
+        return self._engine.find_ready()
 
     def __len__(self) -> int:
-        return len(self._found())
+        return len(self._ids)
 
-    def __getitem__(self, index: int) -> int:
-        return self._found()[index].id
+    def __getitem__(self, index: Any) -> Any:
+        return self._ids[index]
 
     def __iter__(self) -> Iterator[int]:
-        return (queue.id for queue in self._found())
+        return iter(self._ids)
 
     def __contains__(self, identity: object) -> bool:
-        return any(queue.id == identity for queue in self._found())
-
-    def index(self, identity: int) -> int:
-        """The place of an id."""
-        return [*self].index(identity)
+        return identity in self._ids

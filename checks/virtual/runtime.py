@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..events import ByteRange, EventSink, LaneKind, OperationKind, Stack
 from ..findings import Finding, Soundness, Verdict
+from .collector import YOUNG, collect_after
 from .copies import Copies
 from .functions import names_device_tensor
 from .generators import Generators
@@ -17,7 +18,7 @@ from .graphs import Captures
 from .memory import Block, Memory
 from .operators import Operators
 from .order import Order
-from .queues import Engine, PendingOperation, Queue, Ready, Work
+from .queues import Engine, PendingOperation, Queue, Work
 from .schedules import Reason, Scheduler
 from .stacks import program_stack, sites
 from .streams import Streams, queue_of
@@ -64,11 +65,11 @@ class Runtime:
         self.wrap_array: Callable[[Any], Any] | None = None
         self.upload_guard: Callable[[Any, str], Callable[[], None]] | None = None
         self.threads = _Threads()
+        self._launches = 0
         self.order = Order(self)
         self.captures = Captures(self)
         self.generators = Generators(self)
         self.engine = Engine(self._execute)
-        self._ready = Ready(self.engine)
         self.memory = Memory(self, poison)
         self.streams = Streams(self)
         self.copies = Copies(self)
@@ -206,6 +207,9 @@ class Runtime:
                 sink.access(number, possible_writes, write=True, certain=False)
             operation = PendingOperation(number, name, run, queue, stack, step, open=open)
             self.engine.submit(operation)
+            self._launches += 1
+            if self._launches % YOUNG == 0:
+                collect_after(self._launches)
             self.progress(Reason.ENQUEUE)
             return operation
 
@@ -244,55 +248,51 @@ class Runtime:
 
     def progress(self, reason: Reason) -> None:
         """The device may make progress, as the scheduler says."""
-        engine, choose, ready = self.engine, self.scheduler.choose, self._ready
+        engine, choose = self.engine, self.scheduler.choose
         while True:
-            ready.forget()
+            ready = engine.ready()
             choice = choose(ready, reason)
             if choice is None:
                 return
-            self._run_heads(engine.run_head, ready.queue(choice))
+            self._run(engine.run_head, engine.queue(ready[choice]))
 
     def poll(self) -> None:
         """The host asks how far the device is; one operation may run meanwhile."""
-        ready = self._ready
-        ready.forget()
+        engine = self.engine
+        ready = engine.ready()
         choice = self.scheduler.choose(ready, Reason.POLL)
         if choice is not None:
-            self._run_heads(self.engine.run_head, ready.queue(choice))
-        self.engine.ready()
+            self._run(engine.run_head, engine.queue(ready[choice]))
+        engine.find_ready()
 
     def run_until(self, operation: PendingOperation) -> None:
         """The host waits: an operation runs, with what it needs, and others as the scheduler says."""
-        ready = self._ready
+        engine = self.engine
         while True:
-            ready.forget()
-            self.engine.ready()
+            ready = engine.find_ready()
             if operation.done:
                 return
             choice = self.scheduler.choose(ready, Reason.HOST_SYNC)
             if choice is None:
-                self._run_heads(self.engine.force, operation)
+                self._run(engine.force, operation)
             else:
-                self._run_heads(self.engine.run_head, ready.queue(choice))
+                self._run(engine.run_head, engine.queue(ready[choice]))
 
     def drain(self, reason: Reason) -> None:
         """Everything runs."""
-        ready = self._ready
-        while True:
-            ready.forget()
-            if not ready:
-                return
+        engine = self.engine
+        while ready := engine.find_ready():
             choice = self.scheduler.choose(ready, reason)
             if choice is None:
-                self._run_heads(self.engine.drain)
+                self._run(engine.drain)
             else:
-                self._run_heads(self.engine.run_head, ready.queue(choice))
+                self._run(engine.run_head, engine.queue(ready[choice]))
 
     def run_oldest(self, operation: PendingOperation) -> None:
         """Run an operation and what it needs; the host waits, but the program may not rely on it."""
-        self._run_heads(self.engine.force, operation)
+        self._run(self.engine.force, operation)
 
-    def _run_heads(self, run: Callable[..., None], *args: Any) -> None:
+    def _run(self, run: Callable[..., None], *args: Any) -> None:
         """Let the engine run something, below all modes."""
         if heres.here.below:
             run(*args)

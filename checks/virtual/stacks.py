@@ -56,19 +56,19 @@ def _learn(code: CodeType) -> _Places:
     return _know(code, _HIDE if name.startswith(_HIDDEN) or "/triton/" in name else {})
 
 
-def program_stack() -> Stack:
+def program_stack(frames: int = MAX_FRAMES) -> Stack:
     """The innermost frames of the program under test, innermost first."""
     here = heres.here
     if here.stack is not None:
         return here.stack
     frame = sys._getframe(1) if here.frame is None else here.frame
-    stack = _walk(frame)
-    if here.frame is not None:
+    stack = _walk(frame, frames)
+    if here.frame is not None and frames == MAX_FRAMES:
         here.stack = stack
     return stack
 
 
-def _walk(frame: FrameType | None) -> Stack:
+def _walk(frame: FrameType | None, frames: int) -> Stack:
     stack: list[tuple[str, int, str]] = []
     while frame is not None:
         code = frame.f_code
@@ -82,7 +82,7 @@ def _walk(frame: FrameType | None) -> Stack:
             if place is None:
                 place = places[frame.f_lasti] = (code.co_filename, frame.f_lineno, code.co_qualname)
             stack.append(place)
-            if len(stack) == MAX_FRAMES:
+            if len(stack) == frames:
                 break
         frame = frame.f_back
     return tuple(stack)
