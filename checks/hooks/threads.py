@@ -18,6 +18,7 @@ inside of queues, futures, logging and this toolkit are not told: they would ord
 
 from __future__ import annotations
 
+import _thread
 import threading
 import weakref
 from collections.abc import Callable
@@ -53,12 +54,15 @@ def _patch_threads(edges: Edges, patches: Patches) -> None:
     ends: weakref.WeakKeyDictionary[threading.Thread, Token | None] = weakref.WeakKeyDictionary()
 
     def start(self: threading.Thread) -> None:
-        restore = _run_on_a_lane(self, edges, ends)
+        restore, on_its_lane = _run_on_a_lane(self, edges, ends)
         try:
             stock_start(self)
         except BaseException:
             restore()
             raise
+        # What is forgotten once all threads know it must not be forgotten while this one is on its way.
+        while not on_its_lane.acquire(timeout=1) and stock_is_alive(self):
+            pass
 
     def join(self: threading.Thread, timeout: float | None = None) -> None:
         stock_join(self, timeout)
@@ -76,25 +80,31 @@ def _patch_threads(edges: Edges, patches: Patches) -> None:
 
 def _run_on_a_lane(
     thread: threading.Thread, edges: Edges, ends: weakref.WeakKeyDictionary[threading.Thread, Token | None]
-) -> Callable[[], None]:
-    """Let a thread do everything within a lane of its own, ordered after its start; returns what takes that back.
+) -> tuple[Callable[[], None], _thread.LockType]:
+    """Let a thread do everything within a lane of its own, ordered after its start.
 
     ``run`` is replaced on the thread itself, since subclasses have their own.
+
+    Returns:
+        What takes that back, and a lock that is released when the lane is there.
     """
-    token, patches = edges.release(), Patches()
+    token, patches, on_its_lane = edges.release(), Patches(), _thread.allocate_lock()
+    on_its_lane.acquire()
     run = thread.run
 
     def run_on_a_lane() -> None:
         patches.undo()
         if not edges.active:
+            on_its_lane.release()
             run()
             return
         with edges.runtime.enter_thread():
             edges.acquire(token)
+            on_its_lane.release()
             try:
                 run()
             finally:
                 ends[thread] = edges.release()
 
     patches.set(thread, "run", run_on_a_lane)
-    return patches.undo
+    return patches.undo, on_its_lane
