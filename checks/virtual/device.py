@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 from ..events import EventSink
 from ..findings import Finding
+from ..happens_before.core import HappensBefore
+from ..happens_before.recording import Tee
+from ..happens_before.trace import TraceWriter
 from .install import installed
 from .memory import POISON
 from .runtime import Runtime
 from .schedules import Schedule, Scheduler, start_scheduler
+
+
+Hook: TypeAlias = Callable[[Runtime], Callable[[], None]]
 
 
 class VirtualDevice:
@@ -21,8 +29,9 @@ class VirtualDevice:
         runtime: the machinery, for hooks and frontends.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, judge: EventSink) -> None:
         self.runtime = runtime
+        self._judge = judge
 
     @property
     def findings(self) -> list[Finding]:
@@ -30,7 +39,7 @@ class VirtualDevice:
         with self.runtime.lock:
             if self.runtime.active:
                 self.runtime.memory.settle()
-            found: list[Finding] = getattr(self.runtime.sink, "findings", [])
+            found: list[Finding] = getattr(self._judge, "findings", [])
         return list(found)
 
     def step(self, number: int | None) -> None:
@@ -56,7 +65,7 @@ def virtual_device(
     trace: Path | str | None = None,
     poison: int = POISON,
     sink: EventSink | None = None,
-    hooks: tuple[Callable[[Runtime], Callable[[], None]], ...] = (),
+    hooks: tuple[Hook, ...] = (),
 ) -> Iterator[VirtualDevice]:
     """Run code that says ``device="cuda"`` on a virtual asynchronous device.
 
@@ -70,20 +79,23 @@ def virtual_device(
         hooks: installers beyond the standard ones, each of which returns its undo.
 
     Raises:
-        VirtualDeviceError: a virtual device is open already.
+        CheckError: a virtual device is open already, there is no such schedule, or the trace cannot be written.
     """
-    scheduler = start_scheduler(schedule, seed)
-    if sink is None:
-        from ..happens_before.core import HappensBefore
-
-        sink = HappensBefore()
-    runtime = Runtime(sink, scheduler, poison=poison)
-    with installed(runtime, (*_standard_hooks(), *hooks)):
-        yield VirtualDevice(runtime)
+    judge = HappensBefore() if sink is None else sink
+    with contextlib.ExitStack() as stack:
+        told = judge if trace is None else Tee(judge, stack.enter_context(TraceWriter(Path(trace))))
+        runtime = Runtime(told, start_scheduler(schedule, seed), poison=poison)
+        stack.enter_context(installed(runtime, (*_standard_hooks(), *hooks)))
+        yield VirtualDevice(runtime, judge)
 
 
-def _standard_hooks() -> tuple[Callable[[Runtime], Callable[[], None]], ...]:
+def _standard_hooks() -> tuple[Hook, ...]:
     """What watches the program beside torch itself; imported late, since Triton is heavy."""
-    from ..hooks import numpy_alias, triton_launch
+    from ..hooks import numpy_alias, snapshots, threads
 
-    return numpy_alias.install, triton_launch.install
+    hooks: tuple[Hook, ...] = (threads.install, numpy_alias.install, snapshots.install)
+    if importlib.util.find_spec("triton") is None:
+        return hooks
+    from ..hooks import triton_launch
+
+    return (*hooks, triton_launch.install)
