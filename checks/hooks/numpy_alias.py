@@ -292,9 +292,8 @@ def _conversion(stock: Callable[..., Any], runtime: Runtime) -> Callable[..., An
         result = stock(*args, **kwargs)
         if not runtime.active or not isinstance(result, np.ndarray):
             return result
-        if result.base is None:  # a copy
-            for source in tracked_in(args[:1]):
-                source.tell_all(f"numpy.{stock.__name__}")
+        if result.base is None:
+            _tell_copied(args[0] if args else None, f"numpy.{stock.__name__}")
         elif type(result) is np.ndarray and result.size and runtime.find_block(result.ctypes.data) is not None:
             return wrap(result, runtime)
         return result
@@ -302,3 +301,12 @@ def _conversion(stock: Callable[..., Any], runtime: Runtime) -> Callable[..., An
     convert.__name__ = stock.__name__
     convert.__doc__ = stock.__doc__
     return convert
+
+
+def _tell_copied(source: Any, name: str) -> None:
+    """An array was made from a copy of this."""
+    if isinstance(source, Tracked):
+        source.tell_all(name)
+    elif isinstance(source, (list, tuple)) and source and isinstance(source[0], Tracked):
+        for row in tracked_in(source):
+            row.tell_all(name)

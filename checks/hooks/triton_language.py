@@ -17,6 +17,7 @@ import contextlib
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import triton.language as tl
@@ -102,7 +103,7 @@ def _record() -> dict[Any, dict[str, Any]]:
     recorder.patches.undo()
     replacements: dict[Any, dict[str, Any]] = recorder.replacements
     replacements[tl.tensor]["__index__"] = _index
-    return {**replacements, **_calls()}
+    return {**replacements, **_calls(), **_shortcuts()}
 
 
 def _index(tensor: Any) -> int:
@@ -117,6 +118,23 @@ def _calls() -> dict[Any, dict[str, Any]]:
         return rewritten(self.fn)(*args, **kwargs)
 
     return {JITFunction: {"__call__": call}, InterpretedFunction: {"__call__": call}}
+
+
+def _shortcuts() -> dict[Any, dict[str, Any]]:
+    """Leave out what the interpreter computes in vain: overflow checks for assertions that are off, and a table."""
+    builder, stock = interpreter.interpreter_builder, interpreter._get_np_dtype
+    known: dict[str, Any] = {}
+
+    def numpy_type(kind: Any) -> Any:
+        name = kind.scalar.name
+        if name not in known:
+            known[name] = stock(kind)
+        return known[name]
+
+    shortcuts: dict[Any, dict[str, Any]] = {interpreter: {"_get_np_dtype": numpy_type}}
+    if not builder.options.debug:
+        shortcuts[builder] = {"options": replace(builder.options, sanitize_overflow=False)}
+    return shortcuts
 
 
 _recorded: dict[bool, dict[Any, dict[str, Any]]] = {}
