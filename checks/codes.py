@@ -334,6 +334,19 @@ _ENTRIES = (
         stage="runner against oracle",
     ),
     CodeInfo(
+        code="MRV309",
+        title="the output depends on when the device runs what",
+        soundness=Soundness.SOUND,
+        rule="tokens are the same in every schedule of the device that the program allows",
+        why="the schedule is the load of the machine: right on an idle device, wrong on a busy one, and never again",
+        remedy="repair the races that are reported with it; mrv2 explain tells of each what to write instead",
+        example=Example(
+            "host.copy_(tokens, non_blocking=True)\nreturn host.tolist()",
+            "host.copy_(tokens, non_blocking=True); event.record()\nevent.synchronize()\nreturn host.tolist()",
+        ),
+        stage="races",
+    ),
+    CodeInfo(
         code="MRV401",
         title="the sampler's distribution differs from the one asked for",
         soundness=Soundness.MAY,

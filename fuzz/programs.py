@@ -49,19 +49,23 @@ class RunnerProgram:
     Attributes:
         target: what is built; always on the tiny model, because this is about order, and weights do not matter to it.
         workload: what it does.
-        trace: what the last call saw; None before the first one.
+        runner: of the last call; None if it could not be built.
+        trace: what the last call saw; None likewise.
     """
 
     def __init__(self, target: RunnerTarget, workload: Workload) -> None:
         self.target = target
         self.workload = workload
+        self.runner: NumberedRunner | None = None
         self.trace: Trace | None = None
 
     def __call__(self) -> dict[str, object]:
         """Tokens and log-probabilities of each request, and the crash if there was one."""
+        self.runner = self.trace = None
         runner = self.target.build({"model": MODEL, "device": "cuda", **self.workload.capacities})
-        self.trace = Driver(NumberedRunner(runner), self.workload).run()
-        runner.close()
+        self.runner = NumberedRunner(runner)
+        self.trace = Driver(self.runner, self.workload).run()
+        self.runner.close()
         crash = self.trace.crash
         return {"results": self.trace.results, "crash": crash.error if crash else None}
 

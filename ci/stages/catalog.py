@@ -33,6 +33,7 @@ def stages_for(target: RunnerTarget, reference: str, checkpoint: Checkpoint) -> 
     from mrv2.stats.replay import gumbel_scores
 
     from .oracle_transformers import OracleAgainstTransformers
+    from .races import Races
     from .runner_oracle import RunnerAgainstOracle
     from .sampler_distribution import SamplerDistribution
     from .state import StateAndPoison
@@ -44,6 +45,7 @@ def stages_for(target: RunnerTarget, reference: str, checkpoint: Checkpoint) -> 
         OracleAgainstTransformers(checkpoint, oracle),
         RunnerAgainstOracle(reference, vocab_size, oracle),
         StateAndPoison(reference, vocab_size),
+        Races(),
         SamplerDistribution(lambda: logits_of(oracle), exact_scores),
     ]
 

@@ -26,8 +26,16 @@ NEEDED = (
 
 
 @dataclass
-class _Judged:
-    """Tallies over all requests."""
+class Judged:
+    """Tallies over all requests.
+
+    Attributes:
+        tokens: how many were judged.
+        near_ties: how many were not the oracle's own, but within rounding of it.
+        largest_error: of a log-probability.
+        largest_ratio: of such an error to its bound.
+        findings: tokens and log-probabilities that are wrong.
+    """
 
     tokens: int = 0
     near_ties: int = 0
@@ -67,13 +75,14 @@ class RunnerAgainstOracle:
         runner = target.build({"model": self._model, **workload.capacities})
         trace = Driver(runner, workload).run()
         progress.advance()
-        judged = self._judge(workload, trace, progress)
+        judged = self.judge(workload, trace, progress)
         judged.findings[:0] = trace_findings(trace, runner)
         runner.close()
         return _result(workload, trace, judged, Feature.SNAPSHOT in target.features)
 
-    def _judge(self, workload: Workload, trace: Trace, progress: Progress) -> _Judged:
-        judged, twins = _Judged(), Float32Twins(self._oracle.model)
+    def judge(self, workload: Workload, trace: Trace, progress: Progress) -> Judged:
+        """Judge every token and log-probability of a trace; advances by one unit for each request."""
+        judged, twins = Judged(), Float32Twins(self._oracle.model)
         for request in workload.requests:
             result = trace.results.get(request.request_id)
             if result is not None and result.token_ids:
@@ -85,7 +94,7 @@ class RunnerAgainstOracle:
 
 
 def _tally(
-    judged: _Judged,
+    judged: Judged,
     trace: Trace,
     request: WorkloadRequest,
     result: RequestResult,
@@ -180,7 +189,7 @@ def _step_of_draw(trace: Trace, request: WorkloadRequest, index: int) -> int | N
     return None
 
 
-def _result(workload: Workload, trace: Trace, judged: _Judged, snapshots: bool) -> StageResult:
+def _result(workload: Workload, trace: Trace, judged: Judged, snapshots: bool) -> StageResult:
     missing = unexercised(trace, workload) + (unmoved(trace) if snapshots else [])
     verdict = verdict_of(judged.findings)
     summary = (
@@ -194,7 +203,7 @@ def _result(workload: Workload, trace: Trace, judged: _Judged, snapshots: bool) 
     return StageResult(verdict, summary, tuple(judged.findings), _metrics(judged), trace_coverage(trace))
 
 
-def _metrics(judged: _Judged) -> Mapping[str, JSON]:
+def _metrics(judged: Judged) -> Mapping[str, JSON]:
     return {
         "tokens": judged.tokens,
         "near ties": judged.near_ties,
