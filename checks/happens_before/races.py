@@ -18,7 +18,7 @@ from .shadow import Access, Block, Place
 
 #: Code, both places, the allocation's place, and whether both accesses are certain.
 Key: TypeAlias = tuple[str, Place, Place, Space, Stack, bool]
-_Rank: TypeAlias = tuple[int, int, int, int, bool, bool]
+_Rank: TypeAlias = tuple[int, ...]
 
 
 @dataclass
@@ -69,6 +69,7 @@ def _key(race: Race) -> Key:
 
 
 def _rank(race: Race) -> _Rank:
-    """Least for the race to show."""
+    """Least for the race to show; of the accesses of one operation, the wider one may have been kept alone."""
     earlier, later = (access.operation.number for access in race.in_order)
-    return later, -earlier, *race.overlap, not race.first.write, not race.second.write
+    low, high = race.overlap
+    return later, -earlier, low, -high, *(not flag for side in race.sides for flag in (side.write, side.certain))

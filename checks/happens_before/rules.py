@@ -29,6 +29,11 @@ class Race:
     second: Access
 
     @property
+    def sides(self) -> tuple[Access, Access]:
+        """Both sides, in their roles."""
+        return self.first, self.second
+
+    @property
     def certain(self) -> bool:
         """Whether both sides touch the bytes for sure."""
         return self.first.certain and self.second.certain
@@ -116,8 +121,8 @@ def sites(stack: Stack) -> tuple[Site, ...]:
 
 
 def lane_text(kind: LaneKind, name: str) -> str:
-    """A lane as sentences call it, e.g. ``"host thread MainThread"``, ``"stream 1"``."""
-    return name if name.startswith(kind.value) else f"{kind.value} {name}"
+    """A lane as sentences call it, e.g. ``"host thread MainThread"``, ``"default stream"``."""
+    return name if kind.value in name else f"{kind.value} {name}"
 
 
 def _side(access: Access) -> dict[str, JSON]:

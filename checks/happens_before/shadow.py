@@ -3,8 +3,8 @@
 Records are kept per block and lane, in the order of the lane's time. To find what conflicts with an access, a lane
 whose newest record happens before it is passed over in one comparison, and in the others only the records without an
 order are looked at. A record goes when no operation to come can race with it, or when a later one of the same lane
-would always be found in its place; both are looked for only when a block has doubled its records, so that an access
-costs the same however many came before.
+would always be found in its place; both are looked for only when a block has multiplied its records, so that an
+access costs the same however many came before.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from .clocks import Frontier, Moment
 #: What two operations at one place of the program share: kind, name, innermost frame.
 Place: TypeAlias = tuple[OperationKind, str, Stack]
 
-_FEW = 32
-_MANY = 4096
+#: Records are thinned out when a block has more than so many, or all blocks together have.
+_FEW, _MANY = 32, 4096
+#: And again when they have grown by this factor.
+_GROWTH = 4
 
 
 class Operation(Moment):
@@ -149,7 +151,7 @@ class Block:
             groups = {lane: _without_superseded(group, horizon.oldest_open) for lane, group in groups.items()}
         self._groups = groups
         self.kept = sum(map(len, groups.values()))
-        self._limit = max(_FEW, 4 * self.kept)
+        self._limit = max(_FEW, _GROWTH * self.kept)
 
 
 def _time(access: Access) -> int:
@@ -242,7 +244,7 @@ class Shadow:
             self.kept += block.kept
         if self.kept > self._limit:
             self.sweep(self._survey())
-            self._limit = max(_MANY, 2 * self.kept)
+            self._limit = max(_MANY, _GROWTH * self.kept)
 
     def sweep(self, horizon: Horizon) -> None:
         """Thin out everywhere, and drop the freed blocks that no open operation can still touch."""

@@ -4,6 +4,7 @@ Random programs use all of the sink's methods. The thresholds at which records a
 almost every access thins out; findings must be equal to the last value of evidence.
 """
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from unittest import mock
 
@@ -237,6 +238,17 @@ class Runner:
         return line - 10 if finding.evidence["operations"][index]["kind"] == "host access" else line
 
 
+@contextmanager
+def eager_thinning():
+    with (
+        mock.patch.object(shadow, "_FEW", 1),
+        mock.patch.object(shadow, "_MANY", 3),
+        mock.patch.object(shadow, "_GROWTH", 1),
+        mock.patch.object(core, "_ENDED_LANES", 0),
+    ):
+        yield
+
+
 def without_hidden_suspects(races: dict) -> dict:
     return {key: value for key, value in races.items() if key[-1] or (*key[:-1], True) not in races}
 
@@ -244,11 +256,7 @@ def without_hidden_suspects(races: dict) -> dict:
 @settings(max_examples=300, deadline=None)
 @given(program=programs, late=st.booleans())
 def test_findings_are_those_of_the_model(program, late):
-    with (
-        mock.patch.object(shadow, "_FEW", 1),
-        mock.patch.object(shadow, "_MANY", 3),
-        mock.patch.object(core, "_ENDED_LANES", 0),
-    ):
+    with eager_thinning():
         runner = Runner(late)
         runner.run(program)
     assert runner.found() == without_hidden_suspects(runner.model.races())
@@ -259,7 +267,7 @@ def test_findings_are_those_of_the_model(program, late):
 def test_findings_do_not_depend_on_when_accesses_are_told(program):
     early, late = Runner(late=False), Runner(late=True)
     early.run(program)
-    with mock.patch.object(shadow, "_FEW", 1), mock.patch.object(shadow, "_MANY", 3):
+    with eager_thinning():
         late.run(program)
     assert early.judge.findings == late.judge.findings
 
@@ -328,5 +336,5 @@ class Threads:
 @given(threads, st.lists(st.integers(0, 1), max_size=40))
 def test_findings_do_not_depend_on_the_interleaving_of_independent_lanes(programs, choices):
     straight = Threads().run(programs, [])
-    with mock.patch.object(shadow, "_FEW", 1):
+    with eager_thinning():
         assert Threads().run(programs, choices) == straight

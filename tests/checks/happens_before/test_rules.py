@@ -4,6 +4,7 @@ import pytest
 
 from mrv2.checks.events import LaneKind, OperationKind, SyncKind
 from mrv2.checks.findings import Site, Soundness, Verdict
+from mrv2.checks.happens_before.rules import lane_text
 
 
 def test_pinned_source_overwritten(drive, judge):
@@ -439,3 +440,16 @@ def test_marker_carries_the_host_to_the_stream(drive, judge):
     drive.wait(drive.two, drive.sink.release(drive.one))
     drive.kernel(drive.two, reads=[(buffer, 0, 8)], issuer=worker)
     assert judge.findings == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "text"),
+    [
+        (LaneKind.HOST, "MainThread", "host thread MainThread"),
+        (LaneKind.STREAM, "stream 7", "stream 7"),
+        (LaneKind.STREAM, "default stream", "default stream"),
+        (LaneKind.GRAPH, "2", "graph branch 2"),
+    ],
+)
+def test_lanes_are_named_as_people_say(kind, name, text):
+    assert lane_text(kind, name) == text

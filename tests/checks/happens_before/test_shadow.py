@@ -18,6 +18,7 @@ def eager():
     with (
         mock.patch.object(shadow, "_FEW", 0),
         mock.patch.object(shadow, "_MANY", 0),
+        mock.patch.object(shadow, "_GROWTH", 0),
         mock.patch.object(core, "_ENDED_LANES", 0),
     ):
         yield
