@@ -22,16 +22,26 @@ class Edges:
     """Gives and takes tokens on behalf of the calling thread.
 
     A thread that the device has never heard of has nothing to hand over; one that is handed something becomes known.
-
-    Attributes:
-        active: False once the hooks are gone; objects that outlive them go on working, and tell nothing.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        self.active = True
+        self._installed = True
         #: Never one of the locks that are told.
         self.guard = _thread.allocate_lock()
+
+    @property
+    def active(self) -> bool:
+        """Whether what the calling thread does is the program's doing, and to be told.
+
+        Objects outlive the hooks; they go on working and tell nothing. Neither does a thread that is inside of the
+        device: a thread pool that an operation uses for its own work is no thread of the program.
+        """
+        return self._installed and not self.runtime.lock._is_owned()
+
+    def close(self) -> None:
+        """The hooks are gone."""
+        self._installed = False
 
     def release(self) -> Token | None:
         """A token for all that the calling thread has done."""

@@ -282,13 +282,14 @@ def install(runtime: Runtime) -> Callable[[], None]:
         return lambda: None
     patches = Patches()
     patches.set(runtime, "wrap_array", lambda array: wrap(array, runtime))
-    for name in _CONVERSIONS:
-        patches.set(np, name, _conversion(getattr(np, name), runtime))
+    patches.update(np, {name: _conversion(getattr(np, name), runtime) for name in _CONVERSIONS})
     return patches.undo
 
 
 def _conversion(stock: Callable[..., Any], runtime: Runtime) -> Callable[..., Any]:
     def convert(*args: Any, **kwargs: Any) -> Any:
+        if args and hasattr(args[0], "data_ptr") and stock is not np.from_dlpack:
+            args = (args[0].numpy(), *args[1:])  # as the tensor itself would, but tracked
         result = stock(*args, **kwargs)
         if not runtime.active or not isinstance(result, np.ndarray):
             return result
@@ -304,7 +305,7 @@ def _conversion(stock: Callable[..., Any], runtime: Runtime) -> Callable[..., An
 
 
 def _tell_copied(source: Any, name: str) -> None:
-    """An array was made from a copy of this."""
+    """An array was made from a copy of this: of one array, or of several."""
     if isinstance(source, Tracked):
         source.tell_all(name)
     elif isinstance(source, (list, tuple)) and source and isinstance(source[0], Tracked):

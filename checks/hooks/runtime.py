@@ -85,8 +85,8 @@ class Runtime(Protocol):
     upload_guard: Callable[[Any, str], Callable[[], None]] | None
 
     @property
-    def lock(self) -> contextlib.AbstractContextManager[Any]:
-        """Held during every call into the sink; may be entered again by its holder."""
+    def lock(self) -> Any:
+        """A ``threading.RLock``, held during every call into the sink and while an operation runs."""
         ...
 
     @property

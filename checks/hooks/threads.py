@@ -43,7 +43,7 @@ def install(runtime: Runtime) -> Callable[[], None]:
     patch_locks(edges, patches)
 
     def undo() -> None:
-        edges.active = False
+        edges.close()
         patches.undo()
 
     return undo
@@ -54,6 +54,9 @@ def _patch_threads(edges: Edges, patches: Patches) -> None:
     ends: weakref.WeakKeyDictionary[threading.Thread, Token | None] = weakref.WeakKeyDictionary()
 
     def start(self: threading.Thread) -> None:
+        if not edges.active:
+            stock_start(self)
+            return
         restore, on_its_lane = _run_on_a_lane(self, edges, ends)
         try:
             stock_start(self)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from mrv2.checks.events import OperationKind
 from mrv2.checks.hooks import threads
 
 
@@ -393,6 +394,19 @@ class TestThreads:
         with pytest.raises(RuntimeError):
             thread.start()
         assert "run" not in vars(thread)
+
+    def test_one_that_an_operation_starts_is_no_thread_of_the_program(self, host):
+        seen = []
+
+        def run():
+            thread = in_a_thread(lambda: seen.append(host.known_host_lane()))
+            thread.join()
+
+        host.enqueue("operation", OperationKind.KERNEL, run)
+        host.synchronize()
+        assert host.codes == []
+        assert seen == [None]
+        assert host.judge.ended == []
 
 
 class TestQueues:
