@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import TypeAlias, cast
@@ -89,7 +89,7 @@ def _branches(directions: tuple[Direction, ...], met: Met) -> Iterator[tuple[Dir
 def _run(program: Program, directions: tuple[Direction, ...]) -> tuple[Run, Met]:
     met = Met()
     scheduler = _Ordered(met, directions)
-    run = run_program(program, "late", judge=met, scheduler=scheduler, bind=scheduler.bind, note=met.note)
+    run = run_program(program, "late", judge=met, scheduler=scheduler, hooks=(scheduler.bind,), note=met.note)
     schedule = Schedule("late", 0, run.decisions)
     return Run(schedule, run.data, run.error, run.findings, run.decisions, run.streams), met
 
@@ -194,9 +194,10 @@ class _Ordered:
         for first, second in directions:
             self._before[second].append(first)
 
-    def bind(self, runtime: Runtime) -> None:
-        """Learn the device: this scheduler looks at the operations that are pending."""
+    def bind(self, runtime: Runtime) -> Callable[[], None]:
+        """Learn the device, whose pending operations this scheduler looks at; an installer for ``virtual_device``."""
         self._runtime = runtime
+        return lambda: None
 
     def start(self, seed: int) -> None:
         """Nothing to draw."""

@@ -55,7 +55,7 @@ def run_program(
     note: Note | None = None,
     judge: EventSink | None = None,
     scheduler: Scheduler | None = None,
-    bind: Callable[[Runtime], object] | None = None,
+    hooks: tuple[Callable[[Runtime], Callable[[], None]], ...] = (),
 ) -> Run:
     """Run a program on a virtual device of its own.
 
@@ -66,7 +66,7 @@ def run_program(
         note: is called with each entry of the run's transcript.
         judge: the sink; by default the happens-before checker.
         scheduler: decides in the place of the schedule's own.
-        bind: is given the device before the program starts.
+        hooks: installers beyond the standard ones, each of which returns its undo.
     """
     chosen = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
     recorder = Recorder(scheduler or chosen.scheduler())
@@ -74,11 +74,8 @@ def run_program(
     transcript = Transcript(sink, note) if note else None
     data: object = None
     error: str | None = None
-    with virtual_device(
-        recorder, chosen.seed, sink=transcript or sink, hooks=(transcript.observe,) if transcript else ()
-    ) as device:
-        if bind:
-            bind(device.runtime)
+    watching = (transcript.observe,) if transcript else ()
+    with virtual_device(recorder, chosen.seed, sink=transcript or sink, hooks=(*watching, *hooks)) as device:
         try:
             data = _call(program)
         except Exception as raised:  # noqa: BLE001 - what wrong data makes a program raise is its outcome

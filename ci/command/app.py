@@ -11,6 +11,7 @@ import typer
 from .diff import diff
 from .doctor import doctor
 from .explain import explain
+from .fences import fences
 from .generate import generate
 from .replay import replay
 from .trace import trace
@@ -25,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (verify, replay, generate, doctor, explain, diff):
+for command in (verify, replay, fences, generate, doctor, explain, diff):
     app.command()(command)
 app.add_typer(trace, name="trace")
 

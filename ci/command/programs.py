@@ -6,9 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from mrv2.checks.findings import JSON
-from mrv2.fuzz.programs import RunnerProgram, workload_from_json
+from mrv2.ci.stages.workloads import quick_workload
+from mrv2.fuzz.programs import MODEL, RunnerProgram, workload_from_json
+from mrv2.refrunner.models.checkpoint import load_checkpoint
 
-from .targets import resolve_program, resolve_target
+from .targets import REFERENCE, is_target, resolve_program, resolve_target
+
+NEW_TOKENS = 6
 
 
 def program_of_file(named: Mapping[str, JSON]) -> Callable[[], object]:
@@ -26,3 +30,15 @@ def program_of_file(named: Mapping[str, JSON]) -> Callable[[], object]:
         return resolve_program(f"program {reference!r} of the replay file", reference)
     workload = workload_from_json(cast(Mapping[str, JSON], named["workload"]))
     return RunnerProgram(resolve_target(str(named["target"])), workload)
+
+
+def program_of_argument(reference: str) -> Callable[[], object]:
+    """The program that an argument names: a function, or a target, which then runs the quick workload.
+
+    Raises:
+        InputError: it cannot be found.
+    """
+    if reference != REFERENCE and not is_target(f"TARGET {reference!r}", reference):
+        return resolve_program(f"TARGET {reference!r}", reference)
+    vocab_size = load_checkpoint(MODEL).config.vocab_size
+    return RunnerProgram(resolve_target(reference), quick_workload(vocab_size, 0, NEW_TOKENS))

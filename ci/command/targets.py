@@ -79,6 +79,15 @@ def resolve_program(subject: str, reference: str) -> Callable[[], object]:
     return found
 
 
+def is_target(subject: str, reference: str) -> bool:
+    """Whether a name is a target's, and not a program's; one that names nothing is neither.
+
+    Raises:
+        InputError: it has the form of a name, and names nothing.
+    """
+    return _is_name(reference) and hasattr(_named(subject, reference), "build")
+
+
 def _is_name(path: str) -> bool:
     module, colon, attributes = path.partition(":")
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attributes.split(".")))

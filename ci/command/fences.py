@@ -1,0 +1,153 @@
+"""``mrv2 fences``: which synchronisations of a program are needed, and what breaks without each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from mrv2.checks.events import SyncKind
+from mrv2.checks.findings import JSON, Finding, RunVerdict, Site, verdict_of
+from mrv2.ci.report import console as screen
+from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.outcome import ReportedFinding
+from mrv2.ci.report.problem import InputError
+
+from .environment import describe
+from .shared import DebugOption, JsonOption, exit_code, guarded, output
+
+if TYPE_CHECKING:
+    from mrv2.checks.happens_before import Fence, Record
+
+
+def fences(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="refrunner, package.module:object (a target) or :function (a program).",
+            show_default=False,
+        ),
+    ],
+    json: JsonOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Say of each event, wait and synchronisation whether it is needed, removable or vacuous; fails on a race."""
+    with guarded(debug):
+        if json:
+            check_destination(json)
+        found, findings = _analyse(target)
+        verdict = verdict_of(findings) if found else RunVerdict.INCONCLUSIVE
+        if json:
+            write_report(json, _as_report(target, found, findings, verdict))
+        _print(output(), found, findings, verdict)
+        raise typer.Exit(exit_code(verdict))
+
+
+def _analyse(target: str) -> tuple[list[Fence], list[Finding]]:
+    """The fences of one run of the target, and the races that it has as it is."""
+    from mrv2.checks.happens_before import HappensBefore, Recorder, Tee, analyse_fences
+    from mrv2.checks.virtual.runs import run_program
+    from mrv2.checks.virtual.transcript import portable
+
+    from .programs import program_of_argument
+    from .targets import importable
+
+    records: list[Record] = []
+    judge = HappensBefore()
+    with importable(Path.cwd()):
+        program = program_of_argument(target)
+        run = run_program(program, judge=Tee(judge, Recorder(records.append)))
+        if run.error is not None:
+            raise InputError(
+                f"TARGET {target!r}",
+                f"the program must come to its end; it raised {run.error}",
+                "which fences it needs is seen in a run that is complete",
+                "a program that runs on the virtual device",
+            )
+        known = [portable(finding) for finding in judge.findings]
+        return [_polled(program, fence, known) for fence in analyse_fences(records)], known
+
+
+def _polled(program: Callable[[], object], fence: Fence, known: Sequence[Finding]) -> Fence:
+    """A fence; if it is a poll, judged also by a run in which its answer is taken for granted.
+
+    The answer of a poll decides where the program goes, which a recorded run cannot tell.
+    """
+    from mrv2.checks.happens_before import Need
+    from mrv2.checks.virtual.removal import without
+    from mrv2.checks.virtual.runs import run_program
+
+    if fence.kind not in (SyncKind.EVENT_QUERY, SyncKind.STREAM_QUERY) or fence.need is Need.NEEDED:
+        return fence
+    stack = tuple((site.file, site.line, site.function) for site in fence.where)
+    run = run_program(program, hooks=(without(stack),))
+    before = {finding.fingerprint() for finding in known}
+    witness = next((finding for finding in run.findings if finding.fingerprint() not in before), None)
+    return fence if witness is None else replace(fence, need=Need.NEEDED, witness=witness, can_go=False)
+
+
+def _print(console: Console, found: Sequence[Fence], findings: Sequence[Finding], verdict: RunVerdict) -> None:
+    """The table, the races of the run as it is, the counts."""
+    if found:
+        headers = ("need", "synchronisation", "at", "times", "without it")
+        screen.table(console, headers, dict.fromkeys(_row(found, fence) for fence in found))
+    screen.print_findings(console, [ReportedFinding(finding) for finding in findings])
+    counts = Counter(fence.need.value for fence in found)
+    words = ", ".join(f"{times} {need}" for need, times in counts.items()) or "no synchronisation, so nothing to judge"
+    screen.line(console, f"{verdict.value.upper()}: {words}; {screen.count(len(findings), 'finding')} as it is")
+
+
+def _row(found: Sequence[Fence], fence: Fence) -> tuple[str, ...]:
+    """A line of the table: those at one place that differ only in who called there share it."""
+    alike = [other for other in found if _key(other) == _key(fence)]
+    times, effective = sum(other.times for other in alike), sum(other.effective for other in alike)
+    shown = str(times) if effective == times else f"{times}, of which {effective} order"
+    return (*_key(fence)[:3], shown, _key(fence)[3])
+
+
+def _key(fence: Fence) -> tuple[str, ...]:
+    return fence.need.value, f"{fence.name}: {fence.kind.value}", _place(fence.where), _without(fence)
+
+
+def _without(fence: Fence) -> str:
+    """What happens if it goes."""
+    race = f"{fence.witness.code} {fence.witness.title}" if fence.witness else "nothing"
+    if not fence.redundant_with:
+        return race
+    others = ", ".join(_place(where) for where in fence.redundant_with)
+    return f"nothing; but {race} if {others} goes too"
+
+
+def _place(where: Sequence[Site]) -> str:
+    from mrv2.checks.virtual.transcript import portable_path
+
+    return f"{portable_path(where[0].file)}:{where[0].line}" if where else "the end of the program"
+
+
+def _as_report(target: str, found: Sequence[Fence], findings: Sequence[Finding], verdict: RunVerdict) -> Report:
+    """The fences under ``metrics``, the races of the run as it is as findings."""
+    fences: list[JSON] = [_as_json(fence) for fence in found]
+    reported = tuple(ReportedFinding(finding) for finding in findings)
+    metrics: dict[str, JSON] = {"program": target, "fences": fences}
+    return Report("fences", describe(), verdict, findings=reported, metrics=metrics)
+
+
+def _as_json(fence: Fence) -> dict[str, JSON]:
+    return {
+        "need": fence.need.value,
+        "kind": fence.kind.value,
+        "name": fence.name,
+        "place": _place(fence.where),
+        "function": fence.where[0].function if fence.where else None,
+        "times": fence.times,
+        "effective": fence.effective,
+        "can_go": fence.can_go,
+        "without_it": None if fence.witness is None else {"code": fence.witness.code, "title": fence.witness.title},
+        "redundant_with": [_place(where) for where in fence.redundant_with],
+    }
