@@ -1,6 +1,15 @@
 """The virtual asynchronous device; see ``virtual_device``."""
 
-from .device import VirtualDevice, virtual_device
+from .custom import register_op
+from .device import VirtualDevice, uva_view, virtual_device
 from .errors import StaleObjectError, UnsupportedOperationError, VirtualDeviceError
 
-__all__ = ["StaleObjectError", "UnsupportedOperationError", "VirtualDevice", "VirtualDeviceError", "virtual_device"]
+__all__ = [
+    "StaleObjectError",
+    "UnsupportedOperationError",
+    "VirtualDevice",
+    "VirtualDeviceError",
+    "register_op",
+    "uva_view",
+    "virtual_device",
+]

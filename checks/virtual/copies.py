@@ -208,12 +208,7 @@ class Copies:
             address = described["data"][0]
             block = self._runtime.find_block(address)
             if block is None or block.owner is None:
-                raise VirtualDeviceError(
-                    "__cuda_array_interface__ of an object",
-                    "its address must lie in pinned memory",
-                    "a device cannot read pageable memory in place",
-                    "torch.empty(..., pin_memory=True)",
-                )
+                raise _not_pinned("an object with __cuda_array_interface__")
             element = np.dtype(described["typestr"])
             dtype = torch.from_numpy(np.empty(0, element)).dtype
             shape = torch.Size(described["shape"])
@@ -221,6 +216,23 @@ class Copies:
             stride = torch.empty(shape, device="meta").stride() if strides is None else _in_elements(strides, element)
             raw = _over(block, address, intern_layout(shape, stride, dtype))
             return wrap(raw, source, self._runtime)
+
+    def uva_view(self, tensor: Tensor) -> DeviceTensor:
+        """A device tensor over a pinned host tensor, which it keeps alive.
+
+        Raises:
+            VirtualDeviceError: the tensor is not pinned.
+        """
+        with below_modes():
+            raw = self.alias(tensor)
+            if raw is None:
+                raise _not_pinned(f"tensor {layout_of(tensor)}")
+            return wrap(raw, tensor, self._runtime)
+
+    def alias(self, tensor: Tensor) -> Tensor | None:
+        """A pinned host tensor as the device sees it; None if it is not pinned. Called below the modes."""
+        block = None if isinstance(tensor, DeviceTensor) else self._pinned_block(tensor)
+        return None if block is None else _over(block, tensor.data_ptr(), layout_of(tensor))
 
     def is_pinned(self, tensor: Tensor) -> bool:
         """Whether a host tensor lies in pinned memory: its address decides, so aliases are pinned too."""
@@ -242,6 +254,15 @@ class Copies:
             self._runtime.host_access(tensor_ranges(pinned), write=True, name="aten.copy_")
             pinned.copy_(tensor)
         return pinned
+
+
+def _not_pinned(subject: str) -> VirtualDeviceError:
+    return VirtualDeviceError(
+        subject,
+        "its address must lie in pinned memory",
+        "a device cannot read pageable memory in place",
+        "torch.empty(..., pin_memory=True)",
+    )
 
 
 def _rule(direction: Direction, block: Block | None, host: Layout, device: Layout, non_blocking: bool) -> CopyRule:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..events import OperationKind
 from .generators import Generator
 from .graphs import CUDAGraph, graph
@@ -207,5 +209,24 @@ NVTX: dict[str, Any] = {
     "mark": lambda msg: None,
     "range": lambda msg, *args, **kwargs: contextlib.nullcontext(),
 }
+
+
+def autocast() -> dict[str, Any]:
+    """Name -> replacement for ``torch``: autocast for CUDA is that of the CPU, whose kernels do the work.
+
+    So the operators that are cast are those of the CPU's lists, which are shorter.
+    """
+    names = ("is_autocast_enabled", "set_autocast_enabled", "get_autocast_dtype", "set_autocast_dtype")
+    return {name: _redirected(getattr(torch, name)) for name in names}
+
+
+def _redirected(function: Any) -> Any:
+    def redirected(*args: Any) -> Any:
+        device = args[0] if args and isinstance(args[0], str) else None
+        rest = args if device is None else args[1:]
+        return function("cpu" if device in (None, "cuda") else device, *rest)
+
+    return redirected
+
 
 GENERIC: dict[str, Any] = {"Stream": GenericStream, "Event": GenericEvent, "Generator": Generator}

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
+from torch import Tensor
+
 from ..events import EventSink
 from ..findings import Finding
 from ..happens_before.core import HappensBefore
@@ -17,7 +19,8 @@ from .install import installed
 from .memory import POISON
 from .runtime import Runtime
 from .schedules import Schedule, Scheduler, start_scheduler
-
+from .streams import active_runtime
+from .tensor import DeviceTensor
 
 Hook: TypeAlias = Callable[[Runtime], Callable[[], None]]
 
@@ -99,3 +102,16 @@ def _standard_hooks() -> tuple[Hook, ...]:
     from ..hooks import triton_launch
 
     return (*hooks, triton_launch.install)
+
+
+def uva_view(tensor: Tensor) -> DeviceTensor:
+    """A device tensor over the bytes of a pinned host tensor, as a UVA helper of an engine makes it.
+
+    It keeps the host tensor alive. The twin of such a helper::
+
+        register_op("_C::get_cuda_view_from_cpu_tensor", uva_view, reads=(), writes=())
+
+    Raises:
+        VirtualDeviceError: the tensor is not pinned, or no virtual device is open.
+    """
+    return active_runtime("a view of pinned memory").copies.uva_view(tensor)

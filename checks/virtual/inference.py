@@ -19,6 +19,8 @@ from .layouts import Layout, layout_of
 MAX_PLANS = 1 << 16
 #: Their shape depends on the value of scalar operands.
 _SHAPED_BY_SCALARS = frozenset({"aten::arange", "aten::range", "aten::linspace", "aten::logspace", "aten::bucketize"})
+#: Operators of these are torch's own.
+OWN_NAMESPACES = frozenset({"aten", "prim", "prims", "inductor", "profiler", "quantized"})
 _DATA_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
@@ -28,6 +30,7 @@ class Operator:
     Attributes:
         name: e.g. ``"aten.add"``, for people.
         schema_name: e.g. ``"aten::add"``.
+        declared: it is not torch's own, and has to be declared.
         compute: runs it.
         compute_into: runs it with ``out=``, or None.
         writes: positions and names of the arguments it writes.
@@ -47,6 +50,7 @@ class Operator:
         self.compute = func._op
         self.compute_into = _computes_into(func)
         self.schema_name: str = schema.name
+        self.declared = schema.name.partition("::")[0] not in OWN_NAMESPACES
         self.name = schema.name.replace("::", ".")
         short = schema.name.rpartition("::")[2]
         self.writes = [(i, a.name) for i, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write]
@@ -66,6 +70,14 @@ class Operator:
         self.returns_list = len(schema.returns) == 1 and "[]" in str(schema.returns[0].type)
         self.returns_one = len(schema.returns) == 1 and not self.returns_list
         self.returns_nothing = not schema.returns
+
+    def returned(self, results: list[Any]) -> Any:
+        """What a call returns, from its results in order."""
+        if self.returns_one:
+            return results[0]
+        if self.returns_nothing:
+            return None
+        return results if self.returns_list else tuple(results)
 
 
 def _computes_into(func: Any) -> Any:
@@ -132,14 +144,13 @@ def operator_of(func: Any) -> Operator:
     return found
 
 
-def plan(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[Tensor]) -> Any:
+def plan(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Output, ...]:
     """The outputs of a call.
 
     Args:
         operator: which.
         args: with plain tensors.
         kwargs: with plain tensors.
-        tensors: the plain tensors among them, in order.
 
     Raises:
         NoPlan: only running it would tell.
@@ -147,7 +158,12 @@ def plan(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], tensor
     key = _key(operator, args, kwargs)
     found = _plans.get(key)
     if found is None:
-        found = _infer(operator, args, kwargs, len(tensors))
+        adjusted = dict(kwargs)
+        if operator.factory:
+            adjusted["device"] = torch.device("meta")
+        if "generator" in adjusted:
+            adjusted["generator"] = None
+        found = infer(operator.func, args, adjusted)
         if len(_plans) >= MAX_PLANS:
             _plans.clear()
         _plans[key] = found
@@ -183,7 +199,12 @@ def _sequence_key(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(layout_of(value) if isinstance(value, Tensor) else (type(value), value) for value in values)
 
 
-def _infer(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], count: int) -> tuple[Output, ...]:
+def infer(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Output, ...]:
+    """The outputs of a function, by running it on tensors without data.
+
+    Raises:
+        NoPlan: it cannot be run so.
+    """
     models: list[Tensor] = []
 
     def model(value: Any) -> Any:
@@ -197,16 +218,11 @@ def _infer(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], coun
 
     meta_args = [model(value) for value in args]
     meta_kwargs = {name: model(value) for name, value in kwargs.items()}
-    if "generator" in meta_kwargs:
-        meta_kwargs["generator"] = None
-    if operator.factory:
-        meta_kwargs["device"] = torch.device("meta")
     before = [(made.shape, made.stride()) for made in models]
     try:
-        result = operator.func(*meta_args, **meta_kwargs)
+        result = function(*meta_args, **meta_kwargs)
     except Exception as error:
         raise NoPlan(str(error)) from error
-    assert len(models) == count
     results = result if isinstance(result, (list, tuple)) else () if result is None else (result,)
     return tuple(_output(item, models, before) for item in results)
 

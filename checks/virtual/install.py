@@ -151,7 +151,7 @@ def patch_torch(runtime: Runtime, patches: Patches) -> None:
         patches.set_all(module, own)
     patches.set_all(torch.cuda.nvtx, cuda_api.NVTX)
     patches.set_all(torch.accelerator, api.accelerator())
-    patches.set_all(torch, cuda_api.GENERIC)
+    patches.set_all(torch, cuda_api.GENERIC | cuda_api.autocast())
     patches.set(torch.Tensor, "record_stream", _record_stream)
     overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..events import OperationKind
 from ..semantics import NOT_WAITING_OPERATORS, WAITING_OPERATORS, isin_waits
 from .calls import INDEXING, Call, Ranges, Recipe, Touched, kernel, kernel_now, ranges_of
+from .custom import DeclaredCalls
 from .inference import Fresh, NoPlan, Output, Resized, Value, operator_of, plan
 from .layouts import Layout, layout_of, tensor_ranges
 from .tensor import DEVICE, DeviceTensor, Face, face_of, plain_face, wrap
@@ -35,6 +36,7 @@ class Operators:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._declared = DeclaredCalls(runtime)
         #: Set around the decomposition of a composite operator on device tensors: what it allocates is the device's.
         self._inside_device_call = False
         self._special: dict[Any, Callable[[Call], Any]] = {
@@ -49,16 +51,19 @@ class Operators:
 
     def dispatch(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """One operator call, from either mode; returns what the program gets."""
+        operator = operator_of(func)
+        if operator.declared:
+            return self._declared.run(operator, args, kwargs)
         here = heres.here
         outer, here.below = here.below, True
         try:
             with NoFunctions(), NoDispatch(ABOVE_KERNELS):
-                call = Call(operator_of(func), args, kwargs)
+                call = Call(operator, args, kwargs)
                 recipe = _recipes.get(call.key)
                 if recipe is not None:
                     touched = recipe.touched
                     return self._view(call, recipe) if touched is None else self._follow(call, recipe, touched)
-                if not call.operator.composite or func in self._special:
+                if not operator.composite or func in self._special:
                     return self._work_out(call)
         finally:
             here.below = outer
@@ -124,7 +129,7 @@ class Operators:
         if waits:
             return self._run_now(call)
         try:
-            outputs = plan(operator, call.args, call.kwargs, call.plain)
+            outputs = plan(operator, call.args, call.kwargs)
         except NoPlan:
             return self._run_now(call, without_meta=True)
         return self._defer(call, outputs)
@@ -217,11 +222,7 @@ class Operators:
                     results.append(output)
             if not operator.allocates:
                 self._launch(call, touched, queue, targets, writes)
-        if operator.returns_one:
-            return results[0]
-        if operator.returns_nothing:
-            return None
-        return results if operator.returns_list else tuple(results)
+        return operator.returned(results)
 
     def _launch(self, call: Call, touched: Touched, queue: Queue, targets: list[Tensor], writes: Ranges) -> None:
         operator, runtime = call.operator, self._runtime
@@ -263,12 +264,12 @@ class Operators:
             raise result
         if without_meta:
             runtime.without_meta[operator.name] += 1
-        return self._given_back(call, result)
+        return self.given_back(call, result)
 
-    def _given_back(self, call: Call, result: Any) -> Any:
+    def given_back(self, call: Call, result: Any) -> Any:
         """What a call returns that has run already: its arguments, or device memory with the values computed."""
         if isinstance(result, (list, tuple)):
-            return type(result)(self._given_back(call, item) for item in result)
+            return type(result)(self.given_back(call, item) for item in result)
         if not isinstance(result, Tensor):
             return result
         for tensor, raw in zip(call.tensors, call.plain, strict=True):
