@@ -30,12 +30,18 @@ from .thread_futures import patch_futures
 from .thread_locks import patch_locks
 from .thread_queues import patch_queues
 
+_installed: weakref.WeakSet[Runtime] = weakref.WeakSet()
+
 
 def install(runtime: Runtime) -> Callable[[], None]:
     """Tell a device of every thread that starts from now on, and of what threads hand over; returns the undo.
 
-    Threads, locks and queues that outlive the undo go on working and tell nothing.
+    Threads, locks and queues that outlive the undo go on working and tell nothing. A second installation on one device
+    changes nothing.
     """
+    if runtime in _installed:
+        return lambda: None
+    _installed.add(runtime)
     edges, patches = Edges(runtime), Patches()
     _patch_threads(edges, patches)
     patch_queues(edges, patches)
@@ -45,6 +51,7 @@ def install(runtime: Runtime) -> Callable[[], None]:
     def undo() -> None:
         edges.close()
         patches.undo()
+        _installed.discard(runtime)
 
     return undo
 

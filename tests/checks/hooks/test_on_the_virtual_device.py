@@ -11,10 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from mrv2.checks.hooks import numpy_alias, snapshots, threads, triton_launch
 from mrv2.checks.virtual import virtual_device
 
-HOOKS = (threads.install, numpy_alias.install, snapshots.install, triton_launch.install)
 SCHEDULES = ("late", "early", "random:1", "starve:0")
 
 
@@ -26,7 +24,7 @@ def double_all(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 @pytest.fixture(params=SCHEDULES)
 def device(request):
-    with virtual_device(request.param, hooks=HOOKS) as virtual:
+    with virtual_device(request.param) as virtual:
         yield virtual
 
 

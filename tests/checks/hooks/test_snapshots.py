@@ -168,8 +168,6 @@ class TestOrder:
 
 # On the virtual device
 
-HOOKS = (numpy_alias.install, snapshots.install)
-
 
 def unseen_program():
     source = torch.zeros(4, pin_memory=True)
@@ -193,7 +191,7 @@ def write_behind(alias):
 
 @pytest.mark.parametrize("schedule", ["late", "early", "random:1", "starve:0"])
 def test_found_in_every_schedule_and_traced_to_its_line(schedule):
-    with virtual_device(schedule, hooks=HOOKS) as device:
+    with virtual_device(schedule) as device:
         unseen_program()
         findings = device.findings
     assert [finding.code for finding in findings] == ["MRV207"]
@@ -204,7 +202,7 @@ def test_found_in_every_schedule_and_traced_to_its_line(schedule):
 
 
 def test_a_replayed_graph_may_find_other_bytes_each_time():
-    with virtual_device("late", hooks=HOOKS) as device:
+    with virtual_device("late") as device:
         source, target = torch.zeros(4, pin_memory=True), torch.empty(4, device="cuda")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -224,7 +222,7 @@ def test_a_replayed_graph_may_find_other_bytes_each_time():
 def test_only_an_unseen_write_can_be_located(device):
     finding = device.judge.findings
     assert finding == []
-    with virtual_device("late", hooks=HOOKS) as virtual:
+    with virtual_device("late") as virtual:
         source = torch.zeros(4, pin_memory=True)
         torch.empty(4, device="cuda").copy_(source, non_blocking=True)
         source.add_(1)
