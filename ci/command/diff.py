@@ -29,14 +29,14 @@ class Difference:
         new: in B and not in A.
         gone: in A and not in B.
         common: in both.
-        not_run: stages that ended in A but not in B; what they would find now is not known.
+        not_checked: stages that came to a conclusion in A but not in B; what they would find now is not known.
         verdict: FAIL if anything is new; INCONCLUSIVE if B checked less than A or came to no conclusion.
     """
 
     new: tuple[ReportedFinding, ...]
     gone: tuple[ReportedFinding, ...]
     common: tuple[ReportedFinding, ...]
-    not_run: tuple[str, ...]
+    not_checked: tuple[str, ...]
     verdict: RunVerdict
 
 
@@ -61,8 +61,16 @@ def compare(before: Report, after: Report) -> Difference:
     """Compare the findings of two reports of one command.
 
     Raises:
-        InputError: the reports are of different commands.
+        InputError: the reports are of different commands, or one of them judged nothing.
     """
+    _require_comparable(before, after)
+    new, common = _split(after.findings, before.findings)
+    gone, _ = _split(before.findings, after.findings)
+    not_checked = tuple(sorted(_checked(before) - _checked(after)))
+    return Difference(new, gone, common, not_checked, _verdict(after, new, not_checked))
+
+
+def _require_comparable(before: Report, after: Report) -> None:
     if before.command != after.command:
         raise InputError(
             f"reports of mrv2 {before.command} and mrv2 {after.command}",
@@ -70,10 +78,14 @@ def compare(before: Report, after: Report) -> Difference:
             "findings that the other command never looks for would all count as gone",
             "two reports of the same command",
         )
-    new, common = _split(after.findings, before.findings)
-    gone, _ = _split(before.findings, after.findings)
-    not_run = tuple(sorted(_stages(before) - _stages(after)))
-    return Difference(new, gone, common, not_run, _verdict(after, new, not_run))
+    for name, report in (("A", before), ("B", after)):
+        if report.verdict is None:
+            raise InputError(
+                f"report {name}, of mrv2 {report.command}, without a verdict",
+                "both reports must have a verdict",
+                "what was never judged has no findings for that reason alone",
+                f"reports of a command that judges, such as mrv2 verify, written with --json {name}.json",
+            )
 
 
 def _split(
@@ -90,19 +102,31 @@ def _split(
     return tuple(beyond), tuple(within)
 
 
-def _stages(report: Report) -> set[str]:
-    """Names of the stages that ended."""
+def _stages(report: Report) -> dict[str, RunVerdict]:
+    """Verdicts of the stages that ended, by name."""
     stages = report.metrics.get("stages")
-    return set(stages) if isinstance(stages, dict) else set()
+    return {name: RunVerdict(stage["verdict"]) for name, stage in stages.items()} if isinstance(stages, dict) else {}
 
 
-def _verdict(after: Report, new: tuple[ReportedFinding, ...], not_run: tuple[str, ...]) -> RunVerdict:
-    """New findings fail; a failure without any finding is new too, since nothing names what was known before."""
-    if new or (after.verdict is RunVerdict.FAIL and not after.findings):
+def _checked(report: Report) -> set[str]:
+    """Names of the stages that came to a conclusion: an inconclusive one ended, but did not check."""
+    return {name for name, verdict in _stages(report).items() if verdict is not RunVerdict.INCONCLUSIVE}
+
+
+def _verdict(after: Report, new: tuple[ReportedFinding, ...], not_checked: tuple[str, ...]) -> RunVerdict:
+    """New findings fail, whatever else was not checked; without any, having checked less than A is no pass."""
+    if new or _fails_without_a_finding(after):
         return RunVerdict.FAIL
-    if not_run or after.verdict is RunVerdict.INCONCLUSIVE:
+    if not_checked or after.verdict is RunVerdict.INCONCLUSIVE:
         return RunVerdict.INCONCLUSIVE
     return RunVerdict.PASS
+
+
+def _fails_without_a_finding(report: Report) -> bool:
+    """Whether the run or a stage failed and no finding says why: as good as new, for nothing names what was known."""
+    named = {entry.stage for entry in report.findings}
+    failed = {name for name, verdict in _stages(report).items() if verdict is RunVerdict.FAIL}
+    return bool(failed - named) or (report.verdict is RunVerdict.FAIL and not report.findings)
 
 
 def _print(console: Console, difference: Difference) -> None:
@@ -111,8 +135,8 @@ def _print(console: Console, difference: Difference) -> None:
     for label, entries in (("gone", difference.gone), ("common", difference.common)):
         for entry in entries:
             screen.line(console, f"{label}: {entry.finding.code} {entry.finding.title} ({entry.finding.fingerprint()})")
-    if difference.not_run:
-        screen.line(console, f"ended in A but not in B: {', '.join(difference.not_run)}")
+    if difference.not_checked:
+        screen.line(console, f"checked in A but not in B: {', '.join(difference.not_checked)}")
     counts = f"{len(difference.new)} new, {len(difference.gone)} gone, {len(difference.common)} common"
     screen.line(console, f"{difference.verdict.value.upper()}: {counts}")
 
@@ -123,6 +147,6 @@ def _as_report(difference: Difference) -> Report:
         "new": [entry.finding.fingerprint() for entry in difference.new],
         "gone": [entry.finding.fingerprint() for entry in difference.gone],
         "common": [entry.finding.fingerprint() for entry in difference.common],
-        "not_run": list(difference.not_run),
+        "not_checked": list(difference.not_checked),
     }
     return Report("diff", describe(), difference.verdict, findings=difference.new, metrics=metrics)

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -21,12 +22,16 @@ def report(
     verdict: RunVerdict | None = None,
     command: str = "verify",
     stages: tuple[str, ...] = ("s",),
+    dry: tuple[str, ...] = (),
+    failed: tuple[str, ...] = (),
     line: int = 1,
 ) -> Path:
     found = tuple(ReportedFinding(finding(title, line), "s") for title in titles)
     answer = verdict or (RunVerdict.FAIL if titles else RunVerdict.PASS)
-    entry = {"verdict": "pass", "summary": "", "seconds": 0, "metrics": {}}
-    metrics = {"stages": dict.fromkeys(stages, entry)}
+    verdicts = dict.fromkeys(stages, "pass") | dict.fromkeys(dry, "inconclusive") | dict.fromkeys(failed, "fail")
+    metrics = {
+        "stages": {name: {"verdict": v, "summary": "", "seconds": 0, "metrics": {}} for name, v in verdicts.items()}
+    }
     write_report(path, Report(command, describe(), answer, findings=found, metrics=metrics))  # type: ignore[arg-type]
     return path
 
@@ -78,7 +83,48 @@ def test_later_report_that_checked_less_is_inconclusive(two: tuple[Path, Path]) 
     a, b = two
     result = diff(report(a, "x", stages=("s", "t")), report(b, stages=("s",)))
     assert result.exit_code == 3
-    assert "ended in A but not in B: t" in result.stdout
+    assert "checked in A but not in B: t" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code"),
+    [
+        ({"titles": ("x",)}, {"titles": ("x",), "dry": ("t",)}, 3),
+        ({"titles": ("x",)}, {"titles": ("x", "y"), "dry": ("t",)}, 1),
+        ({"titles": ("x",), "dry": ("t",)}, {"titles": ("x",), "dry": ("t",)}, 0),
+        ({"titles": ("x",), "dry": ("t",)}, {"titles": ("x",)}, 0),
+    ],
+)
+def test_a_stage_that_came_to_no_conclusion_did_not_check(
+    before: dict[str, Any], after: dict[str, Any], code: int, two: tuple[Path, Path]
+) -> None:
+    """B fails with a known finding: that must not hide that another of its stages ran dry."""
+    a, b = (
+        report(path, *shape.pop("titles"), stages=("s", "t"), **shape)
+        for path, shape in zip(two, (dict(before), dict(after)), strict=True)
+    )
+    result = diff(a, b)
+    assert result.exit_code == code
+    assert ("checked in A but not in B: t" in result.stdout) is ("dry" in after and "dry" not in before)
+
+
+@pytest.mark.parametrize("command", ["verify", "generate"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_report_without_a_verdict_is_refused(place: int, command: str, two: tuple[Path, Path]) -> None:
+    for path in two:
+        report(path, command=command)
+    content = json.loads(two[place].read_text())
+    two[place].write_text(json.dumps({**content, "verdict": None}))
+    result = diff(*two)
+    assert result.exit_code == 2
+    assert f"report {'AB'[place]}, of mrv2 {command}, without a verdict" in result.stderr
+
+
+def test_a_stage_that_fails_without_a_finding_fails_beside_known_ones(two: tuple[Path, Path]) -> None:
+    a, b = two
+    known = report(a, "x", stages=("s", "t"))
+    assert diff(known, report(b, "x", stages=("s", "t"), failed=("t",))).exit_code == 1
+    assert diff(b, known).exit_code == 0
 
 
 def test_inconclusive_later_report_is_inconclusive(two: tuple[Path, Path]) -> None:
