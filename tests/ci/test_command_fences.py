@@ -1,0 +1,158 @@
+"""mrv2 fences: needed, removable and vacuous ones, polls judged by running, races as the program is."""
+
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from mrv2.checks.findings import RunVerdict
+from mrv2.ci.command.app import app
+from mrv2.ci.report.json_report import read_report
+
+MODULE = """
+    import torch
+
+    def upload(fence):
+        pinned = torch.zeros(4, pin_memory=True)
+        data = torch.empty(4, device="cuda")
+        data.copy_(pinned, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        fence(event)
+        pinned.add_(1)
+        return data
+
+    def needed():
+        return upload(lambda event: event.synchronize())
+
+    def racing():
+        return upload(lambda event: None)
+
+    def vacuous():
+        torch.cuda.Event().synchronize()
+        return upload(lambda event: event.synchronize())
+
+    def doubled():
+        def twice(event):
+            event.synchronize()
+            torch.cuda.synchronize()
+
+        return upload(twice)
+
+    def polling():
+        # The first answer is no, and another buffer is written; when it is yes, the host has waited anyway.
+        first, second = (torch.zeros(4, pin_memory=True) for _ in range(2))
+        data = torch.empty(4, device="cuda")
+        data.copy_(first, non_blocking=True)
+        data.mul_(2)
+        event = torch.cuda.Event()
+        event.record()
+        for _ in range(2):
+            (first if event.query() else second).add_(1)
+            torch.cuda.synchronize()
+        return data
+
+    def silent():
+        return 3
+
+    def broken():
+        raise KeyError("x")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "fence_demo.py").write_text(textwrap.dedent(MODULE))
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("fence_demo", None)
+
+
+def mrv2(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def fences(name: str) -> tuple[Result, list[dict[str, Any]]]:
+    result = mrv2("fences", f"fence_demo:{name}", "--json", "out.json")
+    report = read_report(Path("out.json"))
+    assert report.command == "fences"
+    return result, [dict(fence) for fence in report.metrics["fences"] if fence["kind"] != "operation waits for stream"]  # type: ignore[union-attr,arg-type,index,call-overload]
+
+
+def test_a_needed_fence_shows_the_race_without_it() -> None:
+    result, (fence,) = fences("needed")
+    assert result.exit_code == 0, result.stderr
+    assert (fence["need"], fence["name"], fence["times"], fence["effective"]) == ("needed", "Event.synchronize", 1, 1)
+    assert fence["place"].startswith("fence_demo.py:")
+    assert fence["without_it"]["code"] == "MRV201"
+    assert "MRV201" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("PASS: ")
+    assert result.stdout.isascii()
+
+
+def test_a_vacuous_fence_is_a_suspect() -> None:
+    result, found = fences("vacuous")
+    assert sorted(fence["need"] for fence in found) == ["needed", "vacuous"]
+    assert result.exit_code == 0
+    assert "MRV210" in result.stdout
+    assert read_report(Path("out.json")).verdict is RunVerdict.SUSPICIOUS
+
+
+def test_of_two_that_stand_for_each_other_one_can_go() -> None:
+    result, found = fences("doubled")
+    assert [(fence["need"], fence["can_go"]) for fence in found] == [("removable", False), ("vacuous", True)]
+    assert found[0]["redundant_with"] == [found[1]["place"]]
+    assert result.exit_code == 0
+    assert "goes too" in " ".join(result.stdout.split())
+
+
+def test_a_poll_is_judged_by_taking_its_answer_for_granted() -> None:
+    result, found = fences("polling")
+    (poll,) = [fence for fence in found if fence["name"] == "Event.query"]
+    assert (poll["need"], poll["effective"]) == ("needed", 0)
+    assert poll["without_it"]["code"] == "MRV201"
+    assert result.exit_code == 0
+
+
+def test_a_program_that_races_fails_and_says_so() -> None:
+    result, found = fences("racing")
+    assert found == []
+    assert result.exit_code == 1
+    assert "MRV201" in result.stdout
+    assert "1 finding as it is" in result.stdout
+
+
+def test_nothing_to_judge_is_inconclusive() -> None:
+    result, found = fences("silent")
+    assert found == []
+    assert result.exit_code == 3
+    assert "no synchronisation, so nothing to judge" in result.stdout
+
+
+def test_a_program_that_raises_is_refused() -> None:
+    result = mrv2("fences", "fence_demo:broken")
+    assert result.exit_code == 2
+    assert "it raised KeyError: 'x'" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["fence_demo", "fence_demo:none", "no_such_module:x", "a b:c", ""])
+def test_a_target_that_cannot_be_found_is_refused(name: str) -> None:
+    result = mrv2("fences", name)
+    assert result.exit_code == 2
+    assert f"TARGET {name!r}" in result.stderr
+
+
+@pytest.mark.slow
+def test_the_fences_of_the_reference_runner() -> None:
+    result = mrv2("fences", "refrunner", "--json", "out.json")
+    assert result.exit_code == 0, result.stdout
+    report = read_report(Path("out.json"))
+    needs = {(fence["name"], fence["place"].split(":")[0]): fence["need"] for fence in report.metrics["fences"]}  # type: ignore[union-attr,index,call-overload]
+    assert needs["wait_stream", "refrunner/device.py"] == "needed"
+    assert needs["Event.synchronize", "refrunner/async_output.py"] == "needed"
+    assert needs["Event.query", "refrunner/staging.py"] == "needed"
+    assert needs["torch.cuda.synchronize", "refrunner/device.py"] == "removable"
