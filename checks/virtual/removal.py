@@ -7,13 +7,47 @@ decides where the program goes, and without it the answer is taken for granted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ..events import Stack, SyncKind
-from .order import Order, Record
+from ..findings import Finding
+from ..happens_before import Fence, HappensBefore, Need, Record, Recorder, Tee, analyse_fences
+from . import order
 from .queues import PendingOperation, Queue
+from .runs import Program, Run, run_program
 from .runtime import Runtime
 from .stacks import program_stack
+from .transcript import portable
+
+_POLLS = (SyncKind.EVENT_QUERY, SyncKind.STREAM_QUERY)
+
+
+def fences_of(program: Program) -> tuple[Run, list[Fence]]:
+    """Run a program, and judge each of its fences: by the recorded run, and a poll by a run without it too.
+
+    Returns:
+        the run as it is, under ``late``, and its fences.
+    """
+    records: list[Record] = []
+    judge = HappensBefore()
+    run = run_program(program, judge=Tee(judge, Recorder(records.append)))
+    run = replace(run, findings=tuple(map(portable, judge.findings)))
+    return run, [_polled(program, fence, run.findings) for fence in analyse_fences(records)]
+
+
+def _polled(program: Program, fence: Fence, known: Sequence[Finding]) -> Fence:
+    if fence.kind not in _POLLS or fence.need is Need.NEEDED:
+        return fence
+    before = {finding.fingerprint() for finding in known}
+    found = run_program(program, hooks=(without(stack_of(fence)),)).findings
+    witness = next((finding for finding in found if finding.fingerprint() not in before), None)
+    return fence if witness is None else replace(fence, need=Need.NEEDED, witness=witness, can_go=False)
+
+
+def stack_of(fence: Fence) -> Stack:
+    """Where the program has a fence."""
+    return tuple((site.file, site.line, site.function) for site in fence.where)
 
 
 def without(stack: Stack) -> Callable[[Runtime], Callable[[], None]]:
@@ -23,18 +57,18 @@ def without(stack: Stack) -> Callable[[Runtime], Callable[[], None]]:
     """
 
     def install(runtime: Runtime) -> Callable[[], None]:
-        order = runtime.order
+        whole = runtime.order
         runtime.order = _OrderWithout(runtime, stack)
 
         def undo() -> None:
-            runtime.order = order
+            runtime.order = whole
 
         return undo
 
     return install
 
 
-class _OrderWithout(Order):
+class _OrderWithout(order.Order):
     """The verbs by which a program orders work, but for those called at one place."""
 
     def __init__(self, runtime: Runtime, stack: Stack) -> None:
@@ -46,40 +80,40 @@ class _OrderWithout(Order):
     def _gone(self) -> bool:
         return program_stack() == self._stack
 
-    def record(self, queue: Queue, name: str = "event.record") -> Record:
-        """See :class:`Order`."""
+    def record(self, queue: Queue, name: str = "event.record") -> order.Record:
+        """See :class:`~mrv2.checks.virtual.order.Order`."""
         if not self._gone():
             return super().record(queue, name)
         mark = PendingOperation(-1, name, None, queue, ())
         mark.done = True
-        return Record(mark, self._nothing)
+        return order.Record(mark, self._nothing)
 
-    def wait(self, queue: Queue, record: Record | None, name: str = "wait_event") -> None:
-        """See :class:`Order`."""
+    def wait(self, queue: Queue, record: order.Record | None, name: str = "wait_event") -> None:
+        """See :class:`~mrv2.checks.virtual.order.Order`."""
         if not self._gone():
             super().wait(queue, record, name)
 
-    def synchronize_record(self, record: Record | None, name: str = "Event.synchronize") -> None:
-        """See :class:`Order`."""
+    def synchronize_record(self, record: order.Record | None, name: str = "Event.synchronize") -> None:
+        """See :class:`~mrv2.checks.virtual.order.Order`."""
         if not self._gone():
             super().synchronize_record(record, name)
 
-    def query_record(self, record: Record | None, name: str = "Event.query") -> bool:
-        """See :class:`Order`."""
+    def query_record(self, record: order.Record | None, name: str = "Event.query") -> bool:
+        """See :class:`~mrv2.checks.virtual.order.Order`."""
         return self._gone() or super().query_record(record, name)
 
     def synchronize_queue(
         self, queue: Queue, name: str = "Stream.synchronize", kind: SyncKind = SyncKind.STREAM_SYNCHRONIZE
     ) -> None:
-        """See :class:`Order`; what an operation waits for by its nature stays."""
+        """See :class:`~mrv2.checks.virtual.order.Order`; what an operation waits for by its nature stays."""
         if kind is SyncKind.IMPLICIT or not self._gone():
             super().synchronize_queue(queue, name, kind)
 
     def query_queue(self, queue: Queue) -> bool:
-        """See :class:`Order`."""
+        """See :class:`~mrv2.checks.virtual.order.Order`."""
         return self._gone() or super().query_queue(queue)
 
     def synchronize_device(self, name: str = "torch.cuda.synchronize") -> None:
-        """See :class:`Order`."""
+        """See :class:`~mrv2.checks.virtual.order.Order`."""
         if not self._gone():
             super().synchronize_device(name)

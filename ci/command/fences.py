@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from mrv2.checks.events import SyncKind
 from mrv2.checks.findings import JSON, Finding, RunVerdict, Site, verdict_of
 from mrv2.ci.report import console as screen
 from mrv2.ci.report.json_report import Report, check_destination, write_report
@@ -22,7 +20,7 @@ from .environment import describe
 from .shared import DebugOption, JsonOption, exit_code, guarded, output
 
 if TYPE_CHECKING:
-    from mrv2.checks.happens_before import Fence, Record
+    from mrv2.checks.happens_before import Fence
 
 
 def fences(
@@ -49,47 +47,23 @@ def fences(
         raise typer.Exit(exit_code(verdict))
 
 
-def _analyse(target: str) -> tuple[list[Fence], list[Finding]]:
+def _analyse(target: str) -> tuple[list[Fence], tuple[Finding, ...]]:
     """The fences of one run of the target, and the races that it has as it is."""
-    from mrv2.checks.happens_before import HappensBefore, Recorder, Tee, analyse_fences
-    from mrv2.checks.virtual.runs import run_program
-    from mrv2.checks.virtual.transcript import portable
+    from mrv2.checks.virtual.removal import fences_of
 
     from .programs import program_of_argument
     from .targets import importable
 
-    records: list[Record] = []
-    judge = HappensBefore()
     with importable(Path.cwd()):
-        program = program_of_argument(target)
-        run = run_program(program, judge=Tee(judge, Recorder(records.append)))
-        if run.error is not None:
-            raise InputError(
-                f"TARGET {target!r}",
-                f"the program must come to its end; it raised {run.error}",
-                "which fences it needs is seen in a run that is complete",
-                "a program that runs on the virtual device",
-            )
-        known = [portable(finding) for finding in judge.findings]
-        return [_polled(program, fence, known) for fence in analyse_fences(records)], known
-
-
-def _polled(program: Callable[[], object], fence: Fence, known: Sequence[Finding]) -> Fence:
-    """A fence; if it is a poll, judged also by a run in which its answer is taken for granted.
-
-    The answer of a poll decides where the program goes, which a recorded run cannot tell.
-    """
-    from mrv2.checks.happens_before import Need
-    from mrv2.checks.virtual.removal import without
-    from mrv2.checks.virtual.runs import run_program
-
-    if fence.kind not in (SyncKind.EVENT_QUERY, SyncKind.STREAM_QUERY) or fence.need is Need.NEEDED:
-        return fence
-    stack = tuple((site.file, site.line, site.function) for site in fence.where)
-    run = run_program(program, hooks=(without(stack),))
-    before = {finding.fingerprint() for finding in known}
-    witness = next((finding for finding in run.findings if finding.fingerprint() not in before), None)
-    return fence if witness is None else replace(fence, need=Need.NEEDED, witness=witness, can_go=False)
+        run, found = fences_of(program_of_argument(target))
+    if run.error is not None:
+        raise InputError(
+            f"TARGET {target!r}",
+            f"the program must come to its end; it raised {run.error}",
+            "which fences it needs is seen in a run that is complete",
+            "a program that runs on the virtual device",
+        )
+    return found, run.findings
 
 
 def _print(console: Console, found: Sequence[Fence], findings: Sequence[Finding], verdict: RunVerdict) -> None:
