@@ -56,6 +56,14 @@ class Waits(enum.Enum):
     OVER_BUDGET = "when more is staged than fits; a wait that no program may rely on"
 
 
+class InCapture(enum.Enum):
+    """What a call does to the graph capture that it is made in."""
+
+    CAPTURED = "becomes part of the graph, or does not concern it"
+    REFUSED = "raises, and the capture goes on"
+    FATAL = "raises, and the capture is lost"
+
+
 @dataclass(frozen=True)
 class CopyRule:
     """What one kind of copy does.
@@ -63,19 +71,17 @@ class CopyRule:
     Attributes:
         waits: whether the call waits for the current stream.
         source: when the host side is read (uploads only).
-        capturable: whether it may be captured into a graph.
-        survives: whether a capture survives the refusal.
+        in_capture: what it does in a capture.
     """
 
     waits: Waits
     source: HostRead = HostRead.LATER
-    capturable: bool = True
-    survives: bool = True
+    in_capture: InCapture = InCapture.CAPTURED
 
 
-_STAGED = CopyRule(Waits.OVER_BUDGET, HostRead.AT_CALL, capturable=False)
-_BLOCKING_PAGEABLE = CopyRule(Waits.ALWAYS, HostRead.AT_CALL, capturable=False)
-_BLOCKING_PINNED = CopyRule(Waits.ALWAYS, capturable=False, survives=False)
+_STAGED = CopyRule(Waits.OVER_BUDGET, HostRead.AT_CALL, InCapture.REFUSED)
+_THROUGH_PAGEABLE = CopyRule(Waits.ALWAYS, HostRead.AT_CALL, InCapture.REFUSED)
+_BLOCKING = CopyRule(Waits.ALWAYS, HostRead.LATER, InCapture.FATAL)
 
 #: (direction, host memory, one transfer, non_blocking) -> rule. *One transfer*: the host side needs no gathering, see
 #: ``one_transfer``. A gapped pinned source is gathered on the host at the call and then goes the pageable way; a
@@ -83,20 +89,20 @@ _BLOCKING_PINNED = CopyRule(Waits.ALWAYS, capturable=False, survives=False)
 COPIES: dict[tuple[Direction, HostMemory, bool, bool], CopyRule] = {
     (Direction.UPLOAD, HostMemory.PINNED, True, True): CopyRule(Waits.NEVER),
     (Direction.UPLOAD, HostMemory.PINNED, False, True): _STAGED,
-    (Direction.UPLOAD, HostMemory.PINNED, True, False): _BLOCKING_PINNED,
-    (Direction.UPLOAD, HostMemory.PINNED, False, False): _BLOCKING_PAGEABLE,
+    (Direction.UPLOAD, HostMemory.PINNED, True, False): _BLOCKING,
+    (Direction.UPLOAD, HostMemory.PINNED, False, False): _THROUGH_PAGEABLE,
     (Direction.UPLOAD, HostMemory.PAGEABLE, True, True): _STAGED,
     (Direction.UPLOAD, HostMemory.PAGEABLE, False, True): _STAGED,
-    (Direction.UPLOAD, HostMemory.PAGEABLE, True, False): _BLOCKING_PAGEABLE,
-    (Direction.UPLOAD, HostMemory.PAGEABLE, False, False): _BLOCKING_PAGEABLE,
+    (Direction.UPLOAD, HostMemory.PAGEABLE, True, False): _THROUGH_PAGEABLE,
+    (Direction.UPLOAD, HostMemory.PAGEABLE, False, False): _THROUGH_PAGEABLE,
     (Direction.DOWNLOAD, HostMemory.PINNED, True, True): CopyRule(Waits.NEVER),
-    (Direction.DOWNLOAD, HostMemory.PINNED, False, True): _BLOCKING_PAGEABLE,
-    (Direction.DOWNLOAD, HostMemory.PINNED, True, False): _BLOCKING_PINNED,
-    (Direction.DOWNLOAD, HostMemory.PINNED, False, False): _BLOCKING_PAGEABLE,
-    (Direction.DOWNLOAD, HostMemory.PAGEABLE, True, True): _BLOCKING_PAGEABLE,
-    (Direction.DOWNLOAD, HostMemory.PAGEABLE, False, True): _BLOCKING_PAGEABLE,
-    (Direction.DOWNLOAD, HostMemory.PAGEABLE, True, False): _BLOCKING_PAGEABLE,
-    (Direction.DOWNLOAD, HostMemory.PAGEABLE, False, False): _BLOCKING_PAGEABLE,
+    (Direction.DOWNLOAD, HostMemory.PINNED, False, True): _THROUGH_PAGEABLE,
+    (Direction.DOWNLOAD, HostMemory.PINNED, True, False): _BLOCKING,
+    (Direction.DOWNLOAD, HostMemory.PINNED, False, False): _THROUGH_PAGEABLE,
+    (Direction.DOWNLOAD, HostMemory.PAGEABLE, True, True): _THROUGH_PAGEABLE,
+    (Direction.DOWNLOAD, HostMemory.PAGEABLE, False, True): _THROUGH_PAGEABLE,
+    (Direction.DOWNLOAD, HostMemory.PAGEABLE, True, False): _THROUGH_PAGEABLE,
+    (Direction.DOWNLOAD, HostMemory.PAGEABLE, False, False): _THROUGH_PAGEABLE,
 }
 
 
@@ -118,12 +124,58 @@ def staging_waits(staged: int, size: int) -> bool:
     return size > next(piece for limit, piece in STAGING_STEPS if staged <= limit)
 
 
-class CaptureFault(enum.Enum):
-    """What a forbidden call does to a capture in progress."""
+class EventState(enum.Enum):
+    """What an event stands for."""
 
-    SURVIVES = "raises, and the capture goes on"
-    LOST = "raises, and the capture is lost"
+    UNRECORDED = "nothing: it was never recorded"
+    RECORDED = "its latest record, at the time of the call"
+    CAPTURED = "a record in a capture, which is no moment of any stream"
 
+
+@dataclass(frozen=True)
+class EventRule:
+    """What ``query``, ``synchronize`` and ``wait`` do with an event in one state.
+
+    Attributes:
+        orders: whether a wait holds anything back, and a query that says True orders what follows.
+        raises: what they raise, if they do.
+    """
+
+    orders: bool
+    raises: str | None = None
+
+
+#: A wait binds to the latest record when it is *called*: a later record of the same event neither releases nor extends
+#: it, and one that comes after a wait for an unrecorded event does not bind that wait. An event that was last recorded
+#: in a capture stays unusable, also after replays, until it is recorded again outside.
+EVENTS: dict[EventState, EventRule] = {
+    EventState.UNRECORDED: EventRule(orders=False),
+    EventState.RECORDED: EventRule(orders=True),
+    EventState.CAPTURED: EventRule(orders=False, raises="CUDA error: invalid argument"),
+}
+
+
+class CaptureCall(enum.Enum):
+    """Calls other than copies that a capture does not take."""
+
+    WAIT = "a call that waits for the device or asks how far it is"
+    OUTSIDE_EVENT = "a wait for an event that was recorded outside of the capture"
+    HOST_INDEX = "indexing with a host tensor, which is uploaded from pageable memory"
+    NEW_SEED = "manual_seed with another seed"
+    REPLAY = "a replay of another graph"
+
+
+#: What they do to the capture.
+CAPTURE_CALLS: dict[CaptureCall, InCapture] = {
+    CaptureCall.WAIT: InCapture.FATAL,
+    CaptureCall.OUTSIDE_EVENT: InCapture.FATAL,
+    CaptureCall.HOST_INDEX: InCapture.REFUSED,
+    CaptureCall.NEW_SEED: InCapture.REFUSED,
+    CaptureCall.REPLAY: InCapture.REFUSED,
+}
+
+#: Capture mode -> whether a wait in *another* thread is fatal, too. One for the whole device is fatal in every mode.
+CAPTURE_MODES: dict[str, bool] = {"global": True, "thread_local": False, "relaxed": False}
 
 #: Operators that wait for the device though their output shape is known; found by parking a kernel in front.
 WAITING_OPERATORS = frozenset({"aten::histc", "aten::bincount"})

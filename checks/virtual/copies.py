@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from ..events import OperationKind, Space
-from ..semantics import COPIES, CopyRule, Direction, HostMemory, HostRead, Waits, one_transfer, staging_waits
+from ..semantics import COPIES, CopyRule, Direction, HostMemory, HostRead, InCapture, Waits, one_transfer, staging_waits
 from .errors import VirtualDeviceError
 from .layouts import Layout, intern_layout, layout_of, tensor_ranges
 from .memory import Block
 from .queues import PendingOperation
-from .tensor import DEVICE, DeviceTensor, Face, face_of, wrap
+from .tensor import DEVICE, DeviceTensor, Face, face_of, needs_device, wrap
 from .threads import below_modes
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Copies:
         """
         target, dtype, non_blocking, copy, memory_format = _parse_to(args, kwargs)
         here = isinstance(tensor, DeviceTensor)
-        there = here if target is None else target.type == "cuda"
+        there = here if target is None else needs_device(target)
         if target is not None and target.type not in ("cuda", "cpu"):
             return torch.empty_like(tensor, dtype=dtype, device=target)
         if here and there:
@@ -178,9 +178,9 @@ class Copies:
             self._runtime.order.wait_for_operation(operation)
 
     def _refuse_in_capture(self, rule: CopyRule) -> None:
-        if not rule.capturable:
+        if rule.in_capture is not InCapture.CAPTURED:
             runtime = self._runtime
-            runtime.captures.refuse_copy(runtime.current_queue(), "aten.copy_", survives=rule.survives)
+            runtime.captures.refuse(runtime.current_queue(), "aten.copy_", rule.in_capture)
 
     def _make_room(self, size: int) -> None:
         staged = self._staged

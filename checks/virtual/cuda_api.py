@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..events import OperationKind
+from ..semantics import CaptureCall
 from .generators import Generator
 from .graphs import CUDAGraph, graph
 from .streams import Event, GenericEvent, GenericStream, Stream, queue_of
-from .tensor import DEVICE
+from .tensor import DEVICE, needs_device
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -138,7 +139,9 @@ class CudaApi:
     def _manual_seed(self, seed: int) -> None:
         """Seed the default generator; a capture has fixed its seed and refuses another one, but goes on."""
         generator = self._runtime.generators.default
-        if self._runtime.current_queue().capture is not None and generator.initial_seed() != int(seed):
+        capture = self._runtime.current_queue().capture
+        if capture is not None and generator.initial_seed() != int(seed):
+            capture.meets(CaptureCall.NEW_SEED)
             raise RuntimeError("Cannot call CUDAGeneratorImpl::set_current_seed during CUDA graph capture")
         generator.manual_seed(seed)
 
@@ -156,17 +159,15 @@ def _generic(stream: Stream) -> Any:
     return GenericStream._of(stream._runtime, stream.queue)
 
 
-def _raise_out_of_range(device: Any) -> None:
-    index = getattr(device, "index", device)
-    if isinstance(index, int) and index > 0:
-        raise RuntimeError(f"CUDA error: invalid device ordinal {index}: the virtual device is one device")
+def _check_ordinal(device: Any) -> None:
+    needs_device(torch.device("cuda", device) if isinstance(device, int) and device >= 0 else None)
 
 
 class _DeviceContext:
     """``torch.cuda.device``."""
 
     def __init__(self, device: Any = None) -> None:
-        _raise_out_of_range(device)
+        _check_ordinal(device)
         self.idx = 0
         self.prev_idx = 0
 
@@ -187,7 +188,7 @@ _IDENTITY: dict[str, Any] = {
     "_is_in_bad_fork": lambda: False,
     "device_count": lambda: 1,
     "current_device": lambda: 0,
-    "set_device": _raise_out_of_range,
+    "set_device": _check_ordinal,
     "device": _DeviceContext,
     "device_of": _DeviceContext,
     "_exchange_device": lambda device: 0,

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from .errors import UnsupportedOperationError
 from .layouts import tensor_ranges
-from .operators import needs_device
-from .tensor import DEVICE, DeviceTensor
+from .tensor import DEVICE, DeviceTensor, needs_device
 from .threads import below_modes
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ deferred kernel draws from those, whenever it runs. A captured operation gets fr
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +118,7 @@ class Generators:
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        self._made: dict[int, DeviceGenerator] = {}
+        self._made: weakref.WeakValueDictionary[int, DeviceGenerator] = weakref.WeakValueDictionary()
         self.default = self.make()
         self.broken = False
 

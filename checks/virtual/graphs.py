@@ -10,10 +10,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..events import LaneKind, Stack
 from ..findings import Finding, Soundness, Verdict
+from ..semantics import CAPTURE_CALLS, CAPTURE_MODES, CaptureCall, InCapture
 from .errors import StaleObjectError, VirtualDeviceError
 from .queues import PendingOperation, Queue, Work
 from .schedules import Reason
@@ -89,8 +90,10 @@ class Capture:
         node.past = dict(self._past[node.branch])
         return node
 
-    def add_wait(self, queue: Queue, node: Node) -> None:
+    def add_wait(self, queue: Queue, record: Record) -> None:
         """A stream waits for a captured record; a stream outside is drawn into the capture by it."""
+        node = record.node
+        assert node is not None
         if queue.capture is None:
             queue.capture = self
             self.queues.append(queue)
@@ -110,6 +113,10 @@ class Capture:
         node = Node(self.queues.index(queue), program_stack(), **what)
         self.nodes.append(node)
         return node
+
+    def meets(self, call: CaptureCall) -> None:
+        """A call was made that a capture does not take; the caller raises."""
+        self.lost |= CAPTURE_CALLS[call] is InCapture.FATAL
 
     def end(self) -> list[Queue]:
         """Release the streams; returns those with work that the first one did not wait for."""
@@ -177,24 +184,23 @@ class Captures:
         if capture is None:
             return
         other_thread = threading.get_ident() != capture.thread
-        if capture.mode != "global" and other_thread and not whole_device:
+        if other_thread and not whole_device and not CAPTURE_MODES[capture.mode]:
             return
-        capture.lost = True
-        self._report_sync(name, "lost")
-        raise RuntimeError(f"{_NOT_PERMITTED} ({name})")
+        self._refuse(capture, name, CAPTURE_CALLS[CaptureCall.WAIT])
 
-    def refuse_copy(self, queue: Queue, name: str, *, survives: bool) -> None:
-        """A copy from or to pageable memory, or one that waits, on a stream that is being captured.
+    def refuse(self, queue: Queue, name: str, verdict: InCapture) -> None:
+        """A call that cannot be captured, on a stream that may be in a capture.
 
         Raises:
-            RuntimeError: always, if the stream is being captured.
+            RuntimeError: the stream is being captured.
         """
-        if queue.capture is None:
-            return
-        if not survives:
-            self.refuse_wait(name)
-        self._report_sync(name, "goes on")
-        raise RuntimeError(_UNPINNED)
+        if queue.capture is not None:
+            self._refuse(queue.capture, name, verdict)
+
+    def _refuse(self, capture: Capture, name: str, verdict: InCapture) -> NoReturn:
+        capture.lost |= verdict is InCapture.FATAL
+        self._report_sync(name, "lost" if capture.lost else "goes on")
+        raise RuntimeError(f"{_NOT_PERMITTED} ({name})" if capture.lost else _UNPINNED)
 
     def _report_sync(self, name: str, capture: str) -> None:
         finding = Finding(
@@ -268,6 +274,7 @@ class CUDAGraph:
             runtime.memory.settle()
             queue = runtime.current_queue()
             if queue.capture is not None:
+                queue.capture.meets(CaptureCall.REPLAY)
                 raise RuntimeError(f"{_NOT_PERMITTED} (replay of another graph)")
             stack = program_stack()
             self._check_addresses(capture, stack)

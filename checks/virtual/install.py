@@ -55,12 +55,12 @@ class FunctionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """A function or method of torch was called."""
         here = self._here
-        here.call = (func, args, kwargs)
         here.frame = sys._getframe(1)
         try:
             handler = handler_of(func)
             if handler is not None:
                 return handler(self._runtime, func, args, dict(kwargs) if kwargs else {})
+            here.call = (func, args, kwargs)
             return func(*args, **kwargs) if kwargs else func(*args)
         finally:
             here.call = here.frame = here.stack = None

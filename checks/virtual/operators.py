@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from ..events import OperationKind
-from ..semantics import NOT_WAITING_OPERATORS, WAITING_OPERATORS, isin_waits
+from ..semantics import CAPTURE_CALLS, NOT_WAITING_OPERATORS, WAITING_OPERATORS, CaptureCall, isin_waits
 from .calls import INDEXING, Call, Ranges, Recipe, Touched, kernel, kernel_now, ranges_of
 from .custom import DeclaredCalls
 from .inference import Fresh, NoPlan, Output, Resized, Value, operator_of, plan
 from .layouts import Layout, layout_of, tensor_ranges
-from .tensor import DEVICE, DeviceTensor, Face, face_of, plain_face, wrap
+from .tensor import DeviceTensor, Face, face_of, needs_device, plain_face, rebind, wrap
 from .threads import ABOVE_KERNELS, NoDispatch, NoFunctions, heres
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Operators:
             _aten._pin_memory.default: lambda call: self._runtime.copies.pin(call.plain[0]),
             _aten.pin_memory.default: lambda call: self._runtime.copies.pin(call.plain[0]),
             _aten.resize_.default: self._resize,
+            _aten.set_.source_Tensor: self._set,
             _aten._foreach_copy_.default: self._foreach_copy,
         }
 
@@ -87,7 +88,7 @@ class Operators:
         if operator.factory:
             target = call.kwargs.get("device")
             if target is not None:
-                on_device = target.type == "cuda"
+                on_device = needs_device(target)
                 if target.type == "cpu" and self._meant_for_device():
                     on_device, call.key = True, None  # which side it is does not follow from the arguments
         special = self._special.get(operator.func)
@@ -148,7 +149,11 @@ class Operators:
 
     def _check_devices(self, call: Call) -> None:
         """C++ takes all tensors to be on the CPU, so a mixture must be refused here."""
-        if call.operator.metadata or call.operator.schema_name in INDEXING:
+        if call.operator.metadata:
+            return
+        if call.operator.schema_name in INDEXING:
+            if type(call.tensors[0]) is not DeviceTensor:
+                raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
             return
         if any(type(tensor) is not DeviceTensor and tensor.dim() > 0 for tensor in call.tensors):
             raise RuntimeError(
@@ -244,7 +249,7 @@ class Operators:
         operator, runtime = call.operator, self._runtime
         queue = runtime.current_queue()
         if call.indexes_from_host():
-            runtime.captures.refuse_copy(queue, operator.name, survives=True)
+            runtime.captures.refuse(queue, operator.name, CAPTURE_CALLS[CaptureCall.HOST_INDEX])
         runtime.captures.refuse_wait(operator.name)
         if operator.factory:
             _aim_factory(call)
@@ -321,6 +326,14 @@ class Operators:
             memory_format=call.kwargs.get("memory_format") or torch.preserve_format,
         )
 
+    def _set(self, call: Call) -> Any:
+        if not call.on_device:
+            return self._on_host(call)
+        self._check_devices(call)
+        target, source = call.tensors
+        rebind(target, face_of(source))  # type: ignore[arg-type]
+        return target
+
     def _resize(self, call: Call) -> Any:
         if not call.on_device:
             return self._on_host(call)
@@ -364,8 +377,3 @@ def _aim_factory(call: Call) -> None:
     if call.kwargs.get("pin_memory"):
         raise RuntimeError("Only dense CPU tensors can be pinned")
     call.kwargs = {name: value for name, value in call.kwargs.items() if name not in ("pin_memory", "device")}
-
-
-def needs_device(device: Any) -> bool:
-    """Whether a ``device=`` argument names the virtual device."""
-    return device is not None and (device == DEVICE or torch.device(device).type == "cuda")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..events import OperationKind, SyncKind
+from ..semantics import CAPTURE_CALLS, EVENTS, CaptureCall, EventState
 from .queues import PendingOperation, Queue
 from .schedules import Reason
 from .stacks import program_stack
@@ -13,8 +14,6 @@ from .stacks import program_stack
 if TYPE_CHECKING:
     from .graphs import Capture, Node
     from .runtime import Runtime
-
-INVALID_ARGUMENT = "CUDA error: invalid argument"
 
 
 @dataclass(frozen=True)
@@ -62,15 +61,15 @@ class Order:
         runtime = self._runtime
         with runtime.lock:
             runtime.memory.settle()
-            if record is not None and record.node is not None and record.capture is not None:
-                if record.capture.over:
-                    raise RuntimeError(INVALID_ARGUMENT)
-                record.capture.add_wait(queue, record.node)
+            if record is not None and record.capture is not None and not record.capture.over:
+                record.capture.add_wait(queue, record)
                 return
-            if record is not None and queue.capture is not None:
-                runtime.captures.refuse_wait(f"{name} of an event recorded outside of the capture")
+            orders = _orders(record)
+            if orders:
+                outside = f"{name} of an event recorded outside of the capture"
+                runtime.captures.refuse(queue, outside, CAPTURE_CALLS[CaptureCall.OUTSIDE_EVENT])
             sync = self._sync(queue.lane, SyncKind.WAIT_EVENT, name)
-            if record is not None:
+            if orders and record is not None:
                 runtime.sink.acquire(queue.lane, record.token, sync=sync)
                 self._hold(queue, record)
 
@@ -91,10 +90,11 @@ class Order:
         with runtime.lock:
             runtime.memory.settle()
             if record is not None:
-                self._refuse_captured(record, name)
+                runtime.captures.refuse_wait(name)
+            orders = _orders(record)
             host = runtime.host_lane()
             sync = self._sync(host, SyncKind.EVENT_SYNCHRONIZE, name)
-            if record is not None:
+            if orders and record is not None:
                 runtime.sink.acquire(host, record.token, sync=sync)
                 runtime.run_until(record.mark)
                 runtime.memory.settle()
@@ -105,21 +105,16 @@ class Order:
         with runtime.lock:
             runtime.memory.settle()
             host = runtime.host_lane()
-            if record is None:
+            if record is not None:
+                runtime.captures.refuse_wait(name)
+            if not _orders(record) or record is None:
                 self._sync(host, SyncKind.EVENT_QUERY, name)
                 return True
-            self._refuse_captured(record, name)
             runtime.poll()
             if record.mark.done:
                 sync = self._sync(host, SyncKind.EVENT_QUERY, name)
                 runtime.sink.acquire(host, record.token, sync=sync)
             return record.mark.done
-
-    def _refuse_captured(self, record: Record, name: str) -> None:
-        """A captured record stands for no moment; the event has to be recorded again first."""
-        self._runtime.captures.refuse_wait(name)
-        if record.node is not None:
-            raise RuntimeError(INVALID_ARGUMENT)
 
     def synchronize_queue(
         self, queue: Queue, name: str = "Stream.synchronize", kind: SyncKind = SyncKind.STREAM_SYNCHRONIZE
@@ -170,3 +165,19 @@ class Order:
     def _sync(self, lane: int, kind: SyncKind, name: str) -> int:
         runtime = self._runtime
         return runtime.sink.sync(lane, kind, name, program_stack(), step=runtime.step)
+
+
+def _orders(record: Record | None) -> bool:
+    """Whether waiting for an event with this latest record orders anything.
+
+    Raises:
+        RuntimeError: it was last recorded in a capture.
+    """
+    if record is None:
+        state = EventState.UNRECORDED
+    else:
+        state = EventState.RECORDED if record.capture is None else EventState.CAPTURED
+    rule = EVENTS[state]
+    if rule.raises is not None:
+        raise RuntimeError(rule.raises)
+    return rule.orders

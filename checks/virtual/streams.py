@@ -100,6 +100,8 @@ class Streams:
 class GenericStream:
     """``torch.Stream``."""
 
+    _outer: list[Queue]  # the streams that were current where it was entered
+
     device = DEVICE
     device_index = 0
     device_type = 1
@@ -173,12 +175,12 @@ class GenericStream:
 
     def __enter__(self) -> Any:
         runtime = active_runtime()
-        self._outer = runtime.current_queue()
+        self.__dict__.setdefault("_outer", []).append(runtime.current_queue())
         runtime.set_current_queue(self.queue)
         return self
 
     def __exit__(self, *_: object) -> None:
-        active_runtime().set_current_queue(self._outer)
+        active_runtime().set_current_queue(self._outer.pop())
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self.queue is other.queue

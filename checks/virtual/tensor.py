@@ -27,6 +27,20 @@ CPU = torch.device("cpu")
 _make_subclass = Tensor._make_subclass
 
 
+def needs_device(device: Any) -> bool:
+    """Whether a ``device=`` argument names the virtual device.
+
+    Raises:
+        RuntimeError: it names a second one.
+    """
+    if device is None or device == DEVICE:
+        return device is not None
+    named = torch.device(device)
+    if named.type == "cuda" and named.index not in (None, 0):
+        raise RuntimeError(f"CUDA error: invalid device ordinal {named.index}: the virtual device is one device")
+    return named.type == "cuda"
+
+
 class Face:
     """What the device knows of one device tensor.
 

@@ -78,6 +78,11 @@ def test_sides_do_not_mix(vd):
         np.asarray(v)
     with pytest.raises(RuntimeError, match="only dense CPU"):
         v.pin_memory()
+    with pytest.raises(RuntimeError, match="indices should be"):
+        torch.ones(3)[torch.tensor([1], device="cuda")]
+    for make in (lambda: torch.ones(2, device="cuda:1"), lambda: v.to("cuda:1"), lambda: torch.ones(2).to("cuda:1")):
+        with pytest.raises(RuntimeError, match="invalid device ordinal"):
+            make()
     with pytest.raises(RuntimeError, match=r"[Ss]hape|size"):
         v + torch.ones(5, device="cuda")
     with pytest.raises(RuntimeError, match=r"[Ss]hape|size"):
@@ -104,6 +109,22 @@ def test_modules(vd):
         module.cpu()
         assert not module[0].weight.is_cuda and module[0].weight.sum().item() == 32
     assert vd.findings == []
+
+
+def test_tensors_of_tensors(vd):
+    v = torch.tensor([1.5, 2.0], device="cuda")
+    assert torch.tensor([v[0], v[1], 3.0]).tolist() == [1.5, 2, 3]
+    assert torch.stack([v, v]).tolist() == [[1.5, 2], [1.5, 2]] and torch.tensor(v).is_cuda
+    w = torch.zeros(3, device="cuda")
+    w.set_(v)
+    v.add_(1)
+    assert w.tolist() == [2.5, 3] and vd.findings == []
+
+
+def test_backward(vd):
+    weight = torch.nn.Parameter(torch.ones(4, device="cuda"))
+    (weight * torch.arange(4.0, device="cuda")).sum().backward()
+    assert weight.grad.is_cuda and weight.grad.tolist() == [0, 1, 2, 3] and vd.findings == []
 
 
 def test_default_device(vd):
