@@ -13,6 +13,7 @@ from rich.console import Console
 
 from mrv2.checks.findings import JSON, RunVerdict
 from mrv2.ci.report import console as screen
+from mrv2.ci.report.identity import identity
 from mrv2.ci.report.json_report import Report, check_destination, read_report, write_report
 from mrv2.ci.report.outcome import ReportedFinding
 from mrv2.ci.report.problem import InputError
@@ -92,11 +93,11 @@ def _split(
     findings: Iterable[ReportedFinding], known: Iterable[ReportedFinding]
 ) -> tuple[tuple[ReportedFinding, ...], tuple[ReportedFinding, ...]]:
     """Split findings into those beyond what ``known`` has of the same fingerprint, and the others."""
-    left = Counter(entry.finding.fingerprint() for entry in known)
+    left = Counter(identity(entry.finding) for entry in known)
     beyond: list[ReportedFinding] = []
     within: list[ReportedFinding] = []
     for entry in findings:
-        fingerprint = entry.finding.fingerprint()
+        fingerprint = identity(entry.finding)
         (within if left[fingerprint] > 0 else beyond).append(entry)
         left[fingerprint] -= 1
     return tuple(beyond), tuple(within)
@@ -134,7 +135,7 @@ def _print(console: Console, difference: Difference) -> None:
     screen.print_findings(console, [ReportedFinding(entry.finding, entry.stage) for entry in difference.new])
     for label, entries in (("gone", difference.gone), ("common", difference.common)):
         for entry in entries:
-            screen.line(console, f"{label}: {entry.finding.code} {entry.finding.title} ({entry.finding.fingerprint()})")
+            screen.line(console, f"{label}: {entry.finding.code} {entry.finding.title} ({identity(entry.finding)})")
     if difference.not_checked:
         screen.line(console, f"checked in A but not in B: {', '.join(difference.not_checked)}")
     counts = f"{len(difference.new)} new, {len(difference.gone)} gone, {len(difference.common)} common"
@@ -144,9 +145,9 @@ def _print(console: Console, difference: Difference) -> None:
 def _as_report(difference: Difference) -> Report:
     """The comparison as a report: its findings are the new ones."""
     metrics: dict[str, JSON] = {
-        "new": [entry.finding.fingerprint() for entry in difference.new],
-        "gone": [entry.finding.fingerprint() for entry in difference.gone],
-        "common": [entry.finding.fingerprint() for entry in difference.common],
+        "new": [identity(entry.finding) for entry in difference.new],
+        "gone": [identity(entry.finding) for entry in difference.gone],
+        "common": [identity(entry.finding) for entry in difference.common],
         "not_checked": list(difference.not_checked),
     }
     return Report("diff", describe(), difference.verdict, findings=difference.new, metrics=metrics)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mrv2.checks.findings import JSON, Finding
 
+from .identity import identity
 from .json_report import load_json
 from .problem import InputError
 
@@ -46,7 +47,7 @@ class Baseline:
 
     def unmatched(self, findings: tuple[Finding, ...]) -> tuple[str, ...]:
         """Fingerprints of entries that match none of the findings: probably repaired, so to be removed."""
-        found = {(finding.fingerprint(), finding.code) for finding in findings}
+        found = {(identity(finding), finding.code) for finding in findings}
         return tuple(entry.fingerprint for entry in self.entries if (entry.fingerprint, entry.code) not in found)
 
 

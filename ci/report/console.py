@@ -18,7 +18,9 @@ from rich.text import Text
 
 from mrv2.checks.findings import Finding, RunVerdict, Site
 
+from .identity import identity, title_of
 from .outcome import ReportedFinding, RunOutcome, StageOutcome
+from .plain import as_text, plain_object
 from .problem import FourParts
 
 IN_FULL = 5
@@ -146,7 +148,7 @@ def print_finding(console: Console, entry: ReportedFinding) -> None:
     """One finding: code, title, where, evidence, remedy."""
     finding = entry.finding
     style = "bold red" if finding.verdict.value == "violation" else "bold yellow"
-    line(console, f"{finding.code} {finding.title} [{finding.verdict.value}, {finding.soundness.value}]", style)
+    line(console, f"{finding.code} {title_of(finding)} [{finding.verdict.value}, {finding.soundness.value}]", style)
     for label, text in _details(entry):
         line(console, f"  {label:<10} {text}")
 
@@ -161,9 +163,9 @@ def _details(entry: ReportedFinding) -> Iterable[tuple[str, str]]:
         *(("against", place) for place in _places(finding.other)),
         *(("allocated", place) for place in _places(finding.allocation)),
         ("evidence", _evidence(finding)),
-        ("remedy", finding.remedy),
-        ("replay", finding.replay or ""),
-        ("more", f"mrv2 explain {finding.code}; fingerprint {finding.fingerprint()}"),
+        ("remedy", as_text(finding.remedy)),
+        ("replay", as_text(finding.replay or "")),
+        ("more", f"mrv2 explain {finding.code}; fingerprint {identity(finding)}"),
     ]
     return [(label, text) for label, text in rows if text]
 
@@ -176,5 +178,5 @@ def _places(sites: Sequence[Site]) -> list[str]:
 
 def _evidence(finding: Finding) -> str:
     """The measured values on one line, cut where it gets long."""
-    text = ", ".join(f"{key}={value}" for key, value in finding.evidence.items())
+    text = ", ".join(f"{key}={value}" for key, value in plain_object(finding.evidence).items())
     return text if len(text) <= _EVIDENCE else f"{text[:_EVIDENCE]}... (all of it in --json FILE)"

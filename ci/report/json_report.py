@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import json
-import math
-import numbers
 import os
 import uuid
 from collections.abc import Iterable, Mapping
@@ -20,7 +18,9 @@ from typing import Any, NoReturn
 
 from mrv2.checks.findings import JSON, Finding, RunVerdict, Site, Soundness, Verdict
 
+from .identity import identity, title_of
 from .outcome import ReportedFinding, RunOutcome
+from .plain import as_text, plain, plain_object
 from .problem import InputError
 
 VERSION = 1
@@ -57,8 +57,8 @@ class Report:
             "environment": plain(self.environment),
             "verdict": self.verdict.value if self.verdict else None,
             "findings": [_finding_as_json(entry) for entry in self.findings],
-            "metrics": plain(self.metrics),
-            "coverage": plain(self.coverage),
+            "metrics": plain_object(self.metrics),
+            "coverage": plain_object(self.coverage),
         }
 
 
@@ -67,9 +67,9 @@ def run_metrics(outcome: RunOutcome) -> dict[str, JSON]:
     stages: dict[str, JSON] = {
         stage.name: {
             "verdict": stage.verdict.value,
-            "summary": stage.result.summary,
+            "summary": as_text(stage.result.summary),
             "seconds": round(stage.seconds, 3),
-            "metrics": stage.result.metrics,
+            "metrics": plain_object(stage.result.metrics),
         }
         for stage in outcome.finished
     }
@@ -89,55 +89,41 @@ def run_coverage(outcome: RunOutcome) -> dict[str, JSON]:
     }
 
 
-def plain(value: object) -> Any:
-    """A copy of ``value`` that JSON can hold; see the schema's description for NaN and infinities.
-
-    Evidence comes from third parties: a NumPy scalar becomes a number, a set a list, and what JSON cannot hold at all
-    its ``repr``, since losing a whole report over one value would be worse.
-    """
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, numbers.Real):
-        return _plain_real(float(value))
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    return repr(value)
-
-
-def _plain_real(value: float) -> float | str:
-    """JSON has no NaN and no infinities."""
-    if math.isnan(value):
-        return "NaN"
-    return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
-
-
 def _finding_as_json(entry: ReportedFinding) -> dict[str, Any]:
-    """A finding with all its fields, its fingerprint, its stage and the baseline's reason."""
+    """A finding with all its fields, its fingerprint, its stage and the baseline's reason.
+
+    A target reports broken invariants itself, so that even a title may be anything.
+    """
     finding = entry.finding
     return {
         "code": finding.code,
         "verdict": finding.verdict.value,
         "soundness": finding.soundness.value,
-        "title": finding.title,
+        "title": title_of(finding),
         "where": _sites_as_json(finding.where),
         "other": _sites_as_json(finding.other),
         "allocation": _sites_as_json(finding.allocation),
-        "evidence": plain(finding.evidence),
-        "remedy": finding.remedy,
-        "step": finding.step,
-        "replay": finding.replay,
-        "fingerprint": finding.fingerprint(),
+        "evidence": plain_object(finding.evidence),
+        "remedy": as_text(finding.remedy),
+        "step": _whole(finding.step),
+        "replay": None if finding.replay is None else as_text(finding.replay),
+        "fingerprint": identity(finding),
         "stage": entry.stage,
         "accepted": entry.accepted,
     }
 
 
 def _sites_as_json(sites: Iterable[Site]) -> list[dict[str, Any]]:
-    return [{"file": site.file, "line": site.line, "function": site.function} for site in sites]
+    return [
+        {"file": as_text(site.file), "line": max(_whole(site.line) or 0, 0), "function": as_text(site.function)}
+        for site in sites
+    ]
+
+
+def _whole(value: object) -> int | None:
+    """A whole number, or None in the place of anything else."""
+    number = plain(value)
+    return number if type(number) is int else None
 
 
 @functools.cache

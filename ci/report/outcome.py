@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from mrv2.checks.findings import Finding, RunVerdict, combine, verdict_of
 
+from .identity import identity
+
 if TYPE_CHECKING:  # the contracts of stages import NumPy, and doctor must work without it
     from mrv2.ci.stages.base import StageResult
 
@@ -98,5 +100,5 @@ def judge(
         reasons: why a finding is accepted, by (fingerprint, code).
     """
     return tuple(
-        ReportedFinding(finding, stage, reasons.get((finding.fingerprint(), finding.code))) for finding in findings
+        ReportedFinding(finding, stage, reasons.get((identity(finding), finding.code))) for finding in findings
     )

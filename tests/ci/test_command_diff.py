@@ -8,6 +8,7 @@ from typer.testing import CliRunner, Result
 from mrv2.checks.findings import Finding, RunVerdict, Site, Soundness, Verdict
 from mrv2.ci.command.app import app
 from mrv2.ci.command.environment import describe
+from mrv2.ci.report.identity import identity
 from mrv2.ci.report.json_report import Report, read_report, write_report
 from mrv2.ci.report.outcome import ReportedFinding
 
@@ -144,7 +145,7 @@ def test_result_is_written_as_json(two: tuple[Path, Path], tmp_path: Path) -> No
     written = read_report(out)
     assert (written.command, written.verdict) == ("diff", RunVerdict.FAIL)
     assert [entry.finding.title for entry in written.findings] == ["y"]
-    assert written.metrics["common"] == [finding("x").fingerprint()]
+    assert written.metrics["common"] == [identity(finding("x"))]
 
 
 def test_reports_of_two_commands_are_not_compared(two: tuple[Path, Path]) -> None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from mrv2.checks.findings import Finding, RunVerdict, Soundness, Verdict
 from mrv2.ci.command.app import app
+from mrv2.ci.report.identity import identity
 from mrv2.ci.report.json_report import read_report, report_schema
 from mrv2.ci.stages import catalog
 from mrv2.ci.stages.base import Budget, Progress, StageResult
@@ -186,7 +187,7 @@ def test_seed_and_profile_reach_the_stages(verify: Verify) -> None:
 
 def test_baseline_accepts_and_warns(verify: Verify, tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
-    entry = {"fingerprint": VIOLATION.fingerprint(), "code": "MRV302", "reason": "ticket 12", "owner": "me"}
+    entry = {"fingerprint": identity(VIOLATION), "code": "MRV302", "reason": "ticket 12", "owner": "me"}
     gone = {**entry, "fingerprint": "0123456789abcdef"}
     path.write_text(json.dumps({"schema": 1, "accepted": [entry, gone]}))
     result = verify([answers("first", RunVerdict.FAIL, VIOLATION)], "--baseline", str(path))
@@ -249,7 +250,7 @@ def test_crash_of_the_target_is_a_finding(step: str, title: str, function: str, 
 def test_accepted_crash_is_inconclusive_since_the_rest_did_not_run(verify: Verify, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     verify([drives("first", "boom")], "--json", str(path))
-    fingerprint = read_report(path).findings[0].finding.fingerprint()
+    fingerprint = identity(read_report(path).findings[0].finding)
     accepted = [{"fingerprint": fingerprint, "code": "MRV307", "reason": "known", "owner": "me"}]
     (tmp_path / "b.json").write_text(json.dumps({"schema": 1, "accepted": accepted}))
     assert verify([drives("first", "boom")], "--baseline", "b.json").exit_code == 3

@@ -5,6 +5,7 @@ import pytest
 
 from mrv2.checks.findings import Finding, RunVerdict, Soundness, Verdict
 from mrv2.ci.report.baseline import Baseline, read_baseline
+from mrv2.ci.report.identity import identity
 from mrv2.ci.report.outcome import ReportedFinding, RunOutcome, StageOutcome, judge
 from mrv2.ci.report.problem import InputError
 from mrv2.ci.stages.base import StageResult
@@ -15,7 +16,7 @@ def finding(title: str = "one", verdict: Verdict = Verdict.VIOLATION) -> Finding
 
 
 def entry(of: Finding, **changes: object) -> dict[str, object]:
-    return {"fingerprint": of.fingerprint(), "code": of.code, "reason": "known", "owner": "me", **changes}
+    return {"fingerprint": identity(of), "code": of.code, "reason": "known", "owner": "me", **changes}
 
 
 def write(path: Path, accepted: object, **changes: object) -> Path:
@@ -48,12 +49,12 @@ def test_other_finding_still_fails(tmp_path: Path) -> None:
 def test_fingerprint_of_another_code_accepts_nothing(tmp_path: Path) -> None:
     baseline = read_baseline(write(tmp_path / "b.json", [entry(finding(), code="MRV303")]))
     assert outcome(baseline, StageResult(RunVerdict.FAIL, "", (finding(),))).verdict is RunVerdict.FAIL
-    assert baseline.unmatched((finding(),)) == (finding().fingerprint(),)
+    assert baseline.unmatched((finding(),)) == (identity(finding()),)
 
 
 def test_entry_that_matched_nothing_is_named(tmp_path: Path) -> None:
     baseline = read_baseline(write(tmp_path / "b.json", [entry(finding()), entry(finding("gone"))]))
-    assert baseline.unmatched((finding(),)) == (finding("gone").fingerprint(),)
+    assert baseline.unmatched((finding(),)) == (identity(finding("gone")),)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 import copy
+import io
 import json
 import math
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,12 @@ import pytest
 
 from mrv2.checks.findings import Finding, RunVerdict, Site, Soundness, Verdict
 from mrv2.ci.command.environment import describe
+from mrv2.ci.report.console import make_console, print_finding
+from mrv2.ci.report.identity import identity
 from mrv2.ci.report.json_report import (
     Report,
     check_destination,
     first_fault,
-    plain,
     read_report,
     report_schema,
     run_coverage,
@@ -22,6 +26,7 @@ from mrv2.ci.report.json_report import (
     write_report,
 )
 from mrv2.ci.report.outcome import ReportedFinding, RunOutcome, StageOutcome
+from mrv2.ci.report.plain import DEEPEST, plain
 from mrv2.ci.report.problem import InputError
 from mrv2.ci.stages.base import StageResult
 
@@ -160,6 +165,95 @@ def test_values_that_json_lacks(value: object, expected: object) -> None:
     assert shown == expected
     assert type(shown) is type(expected)
     json.dumps(shown, allow_nan=False)
+
+
+class Hostile:
+    """Raises whatever is asked of it."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+    __str__ = __hash__ = __repr__  # type: ignore[assignment]
+
+
+class HostileMapping(dict[str, int]):
+    def items(self) -> Any:
+        raise RuntimeError("no")
+
+    __repr__ = Hostile.__repr__
+
+
+def deep(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def cyclic() -> dict[str, Any]:
+    value: dict[str, Any] = {"a": [1]}
+    value["a"].append(value)
+    return value
+
+
+HOSTILE: dict[str, tuple[Any, Any]] = {
+    "cycle": (cyclic(), {"a": [1, "(contains itself)"]}),
+    "shared but no cycle": ([[1]] * 2, [[1], [1]]),
+    "repr raises": ([Hostile()], ["(Hostile that cannot be shown: RuntimeError)"]),
+    "mapping raises": (HostileMapping(a=1), "(HostileMapping that cannot be shown: RuntimeError)"),
+    "long integer": (-(10**5000), hex(-(10**5000))),
+    "integer at the limit": (2**4096 - 1, 2**4096 - 1),
+    "half a surrogate pair": ({"a\udc80": "b\ud800"}, {"a\\udc80": "b\\ud800"}),
+    "fraction beyond float": (Fraction(10**400), "(Fraction that cannot be shown: OverflowError)"),
+    "array": (np.arange(2), "array([0, 1])"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_one_bad_value_does_not_lose_the_report(case: str, tmp_path: Path) -> None:
+    value, expected = HOSTILE[case]
+    assert plain(value) == expected
+    assert_is_read_back(replace(FINDING, evidence={"value": value}), tmp_path)
+
+
+def test_nesting_is_cut_where_readers_give_up(tmp_path: Path) -> None:
+    shown = plain(deep(100_000))
+    assert json.dumps(shown) == "[" * DEEPEST + '"(nested too deeply)"' + "]" * DEEPEST
+    assert plain(deep(DEEPEST - 1)) == deep(DEEPEST - 1)
+    assert_is_read_back(replace(FINDING, evidence={"value": deep(100_000)}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"title": ""},
+        {"title": "a\ud800"},
+        {"title": Hostile()},
+        {"evidence": [1]},
+        {"evidence": Hostile()},
+        {"where": (Site("f\udc80.py", np.int64(3), "g"), Site("f.py", -1, "g"), Site("f.py", None, "g"))},  # type: ignore[arg-type]
+        {"step": np.int32(3)},
+        {"step": 1.5},
+        {"remedy": None},
+        {"replay": Path("x")},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_malformed_finding_of_a_target_is_written_and_read_back(change: dict[str, Any], tmp_path: Path) -> None:
+    assert_is_read_back(replace(FINDING, **change), tmp_path)
+
+
+def assert_is_read_back(finding: Finding, tmp_path: Path) -> None:
+    """Written in a whole run and read again, the report says the same, fingerprint included, and can be shown."""
+    result = StageResult(RunVerdict.FAIL, "\ud800", (finding,), {"again": finding.evidence})
+    outcome = RunOutcome((StageOutcome("s", result, 0.0, (ReportedFinding(finding, "s"),)),))
+    path = tmp_path / "report.json"
+    metrics, coverage = run_metrics(outcome), run_coverage(outcome)
+    write_report(path, Report("verify", describe(), outcome.verdict, None, outcome.findings, metrics, coverage))
+    again = read_report(path)
+    assert again.as_json() == json.loads(path.read_text())
+    assert identity(again.findings[0].finding) == identity(finding)
+    print_finding(make_console(io.StringIO()), outcome.findings[0])
 
 
 @pytest.mark.parametrize(
