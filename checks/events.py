@@ -139,7 +139,7 @@ class EventSink(Protocol):
         ...
 
     def allocate(self, lane: int, base: int, size: int, space: Space, stack: Stack) -> int:
-        """A block of memory comes to life; its owner is ``lane``: the stream of a device block, the host of a pinned one."""
+        """A block of memory comes to life. ``lane`` owns it: the stream of a device block, the host of a pinned one."""
         ...
 
     def free(self, block: int, lane: int, stack: Stack, *, after: Sequence[int] = ()) -> None:
