@@ -21,7 +21,7 @@ from . import numpy_functions
 from .byte_ranges import Array, array_ranges, element_addresses, lane_ranges, selected_ranges
 from .patching import Patches
 from .runtime import Runtime
-from .tracking import Tracked, plain, tracked_in
+from .tracking import Tracked, plain, tracked_in, untensored
 
 
 def wrap(array: Array, runtime: Runtime) -> TrackedArray:
@@ -44,6 +44,7 @@ class TrackedArray(Tracked):
         return plain(self)[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        value = untensored(value)
         for source in tracked_in(value):
             source.tell_all("ndarray.__setitem__")
         key = _read_key(key)
@@ -62,7 +63,7 @@ class TrackedArray(Tracked):
         outputs = kwargs.get("out") or ()
         name = f"numpy.{ufunc.__name__}"
         where = plain(kwargs.get("where", True))
-        for source in tracked_in([*inputs, kwargs.get("where")]):
+        for source in tracked_in([*map(untensored, inputs), kwargs.get("where")]):
             if not any(source is output for output in outputs) and not (method == "at" and source is inputs[0]):
                 source.tell(_masked_ranges(source, where), name, write=False)
         if method == "at" and isinstance(inputs[0], TrackedArray):
@@ -288,8 +289,8 @@ def install(runtime: Runtime) -> Callable[[], None]:
 
 def _conversion(stock: Callable[..., Any], runtime: Runtime) -> Callable[..., Any]:
     def convert(*args: Any, **kwargs: Any) -> Any:
-        if args and hasattr(args[0], "data_ptr") and stock is not np.from_dlpack:
-            args = (args[0].numpy(), *args[1:])  # as the tensor itself would, but tracked
+        if args and stock is not np.from_dlpack:
+            args = (untensored(args[0]), *args[1:])  # what the tensor itself would give, but tracked
         result = stock(*args, **kwargs)
         if not runtime.active or not isinstance(result, np.ndarray):
             return result

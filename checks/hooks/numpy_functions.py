@@ -14,7 +14,7 @@ import numpy as np
 
 from ..events import ByteRange
 from .byte_ranges import array_ranges, element_addresses, lane_ranges, selected_ranges
-from .tracking import plain, tracked_in
+from .tracking import plain, tracked_in, untensored
 
 
 def _named(names: str) -> frozenset[Any]:
@@ -58,7 +58,7 @@ def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     name = f"numpy.{func.__name__}"
     outputs = list(tracked_in(_output(func, args, kwargs)))
     target = (args[0] if args else None) if func in _MARKING else None
-    for source in tracked_in([*args, kwargs]):
+    for source in tracked_in([*map(untensored, args), kwargs]):
         if source is not target and not any(source is output for output in outputs):
             source.tell(_read_ranges(func, args, source, bare, named), name, write=False)
     for written in tracked_in(target):

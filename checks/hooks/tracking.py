@@ -52,6 +52,11 @@ def plain(value: Any) -> Any:
     return value
 
 
+def untensored(value: Any) -> Any:
+    """A host tensor as the array over its memory, tracked if that is; anything else as it is."""
+    return value.numpy() if hasattr(value, "data_ptr") else value
+
+
 def tracked_in(value: Any) -> Iterator[Tracked]:
     """The tracked arrays in an argument."""
     if isinstance(value, Tracked):

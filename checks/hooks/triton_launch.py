@@ -13,12 +13,15 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
@@ -34,6 +37,9 @@ from .patching import Patches
 from .runtime import Block, Runtime
 from .triton_language import Function, interpreted_language, rewritten
 from .triton_tap import Tap
+
+_TOOLKIT = f"{Path(__file__).resolve().parents[1]}/"
+_TRITON = f"{Path(triton.__file__).parent}/"
 
 
 def install(runtime: Runtime) -> Callable[[], None]:
@@ -207,6 +213,16 @@ def _run_first_config(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 # The run
 
 
+class KernelError(RuntimeError):
+    """A program of a kernel failed; says which, and in which line of the kernel."""
+
+    def __init__(self, error: Exception, program: tuple[int, ...]) -> None:
+        lines = traceback.extract_tb(error.__traceback__)
+        own = [line for line in lines if not line.filename.startswith((_TOOLKIT, _TRITON))]
+        place = f"{own[-1].filename}:{own[-1].lineno}" if own else "an unknown line"
+        super().__init__(f"{type(error).__name__} in program {program} at {place}: {error}")
+
+
 @dataclass(frozen=True)
 class _Launch:
     """One launch, to be run once, or at every replay of a graph."""
@@ -231,7 +247,10 @@ class _Launch:
             for number, index in enumerate(itertools.product(*map(range, grid))):
                 builder.set_grid_idx(*index)
                 tap.begin(number)
-                self.function(*args, **kwargs)
+                try:
+                    self.function(*args, **kwargs)
+                except Exception as error:
+                    raise KernelError(error, index) from error
 
     def _tell(self, log: KernelLog) -> None:
         runtime = self.report.runtime

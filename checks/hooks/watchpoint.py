@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
+from typing import TYPE_CHECKING
 
 from ..errors import CheckError
 from ..findings import Finding, Site
@@ -20,10 +21,13 @@ from .lines import followed
 from .runtime import Runtime
 from .snapshots import Snapshot, SnapshotSink
 
+if TYPE_CHECKING:
+    from ..virtual.schedules import Scheduler
+
 _TOOLKIT = f"{Path(__file__).resolve().parents[1]}/"
 
 
-def locate_writer(program: Callable[[], None], schedule: str, seed: int, finding: Finding) -> Site | None:
+def locate_writer(program: Callable[[], object], schedule: str | Scheduler, seed: int, finding: Finding) -> Site | None:
     """Repeat a run, and name the line that changed the source of an upload.
 
     Args:

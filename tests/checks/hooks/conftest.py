@@ -15,6 +15,7 @@ import torch
 from mrv2.checks.events import LaneKind, OperationKind, Space, SyncKind
 from mrv2.checks.findings import Finding, Site, Soundness, Verdict
 from mrv2.checks.happens_before import HappensBefore
+from mrv2.checks.hooks import threads
 
 
 class Recorder(HappensBefore):
@@ -242,3 +243,35 @@ def _fault(operation, error):
 def device():
     """A device, on which no hook is installed yet."""
     return Device()
+
+
+class Scene:
+    """The main thread uploads from pinned memory, somebody else waits for the copy, the main thread writes again."""
+
+    def __init__(self, device):
+        self.device = device
+        self.source = device.pinned([0.0] * 4)
+        device.upload(self.source)
+
+    def wait(self):
+        """Let the calling thread wait for the copy."""
+        self.device.synchronize()
+
+    def touch(self, *, write=True):
+        """Access the source of the copy from the calling thread."""
+        span = (self.source.data_ptr(), self.source.data_ptr() + 16)
+        self.device.host_access([span], write=write, name="touch")
+
+
+@pytest.fixture
+def threaded(device):
+    """A device that is told of threads."""
+    undo = threads.install(device)
+    yield device
+    undo()
+
+
+@pytest.fixture
+def scene(threaded):
+    """An upload that is pending."""
+    return Scene(threaded)

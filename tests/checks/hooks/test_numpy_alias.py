@@ -198,6 +198,16 @@ class TestWrites:
         access(memory.array)
         assert memory.told() == (reads, writes)
 
+    @pytest.mark.parametrize(
+        "use",
+        [lambda a, t: a.__setitem__(0, t), lambda a, t: np.copyto(a[0], t), lambda a, t: np.add(t, 1, out=a[0])],
+    )
+    def test_a_tensor_as_the_source(self, host, memory, use):
+        """The fake device has no torch hooks, so its tensor gives a plain array: only the values are looked at."""
+        use(memory.array, torch.full((4,), 8.0))
+        assert memory.told() == (set(), FIRST)
+        assert memory.array[0].tolist() in ([8.0] * 4, [9.0] * 4)
+
     def test_results_are_the_outputs_given(self, memory):
         row = memory.array[0]
         assert np.add(1, 2, out=row) is row

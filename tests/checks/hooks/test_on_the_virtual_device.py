@@ -91,6 +91,8 @@ class TestArrays:
             lambda tensor: tensor.numpy()[0], lambda tensor: np.asarray(tensor)[0],
             lambda tensor: np.array(tensor, copy=True),
             lambda tensor: tensor[1:].numpy().sum(), lambda tensor: torch.tensor(tensor.numpy()),
+            lambda tensor: np.copyto(torch.ones(4, pin_memory=True).numpy(), tensor),
+            lambda tensor: np.multiply.outer(torch.ones(4, pin_memory=True).numpy(), tensor.numpy()),
             lambda tensor: torch.from_numpy(tensor.numpy()).sum(), lambda tensor: pickle.dumps(tensor.numpy()),
             lambda tensor: torch.frombuffer(memoryview(tensor.numpy()), dtype=torch.float32)[1:].add_(1),
         ],

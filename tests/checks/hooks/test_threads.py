@@ -12,35 +12,6 @@ import pytest
 from mrv2.checks.events import OperationKind
 from mrv2.checks.hooks import threads
 
-
-@pytest.fixture
-def host(device):
-    undo = threads.install(device)
-    yield device
-    undo()
-
-
-class Scene:
-    """The main thread uploads from pinned memory, somebody else waits for the copy, the main thread writes again."""
-
-    def __init__(self, device):
-        self.device = device
-        self.source = device.pinned([0.0] * 4)
-        device.upload(self.source)
-
-    def wait(self):
-        self.device.synchronize()
-
-    def touch(self, *, write=True):
-        span = (self.source.data_ptr(), self.source.data_ptr() + 16)
-        self.device.host_access([span], write=write, name="touch")
-
-
-@pytest.fixture
-def scene(host):
-    return Scene(host)
-
-
 # Ways to hand over, each made anew: (what the worker calls, what the main thread calls)
 
 
@@ -368,13 +339,13 @@ class TestThreads:
         assert scene.device.codes == []
         assert "run" not in vars(worker)
 
-    def test_each_has_a_lane_that_ends(self, host):
+    def test_each_has_a_lane_that_ends(self, threaded):
         lanes = []
-        workers = [in_a_thread(lambda: lanes.append(host.host_lane())) for _ in range(3)]
+        workers = [in_a_thread(lambda: lanes.append(threaded.host_lane())) for _ in range(3)]
         for worker in workers:
             worker.join()
-        assert len({*lanes, host.host_lane()}) == 4
-        assert sorted(host.judge.ended) == sorted(lanes)
+        assert len({*lanes, threaded.host_lane()}) == 4
+        assert sorted(threaded.judge.ended) == sorted(lanes)
 
     def test_one_that_fails(self, scene):
         failures = []
@@ -388,25 +359,25 @@ class TestThreads:
         assert scene.device.codes == []
         assert len(scene.device.judge.ended) == 1
 
-    def test_cannot_start_twice(self, host):
+    def test_cannot_start_twice(self, threaded):
         thread = in_a_thread(lambda: None)
         thread.join()
         with pytest.raises(RuntimeError):
             thread.start()
         assert "run" not in vars(thread)
 
-    def test_one_that_an_operation_starts_is_no_thread_of_the_program(self, host):
+    def test_one_that_an_operation_starts_is_no_thread_of_the_program(self, threaded):
         seen = []
 
         def run():
-            thread = in_a_thread(lambda: seen.append(host.known_host_lane()))
+            thread = in_a_thread(lambda: seen.append(threaded.known_host_lane()))
             thread.join()
 
-        host.enqueue("operation", OperationKind.KERNEL, run)
-        host.synchronize()
-        assert host.codes == []
+        threaded.enqueue("operation", OperationKind.KERNEL, run)
+        threaded.synchronize()
+        assert threaded.codes == []
         assert seen == [None]
-        assert host.judge.ended == []
+        assert threaded.judge.ended == []
 
 
 class TestQueues:
@@ -420,7 +391,7 @@ class TestQueues:
         thread.join()
         assert scene.device.codes == ["MRV201"]
 
-    def test_a_full_queue_sends_nothing(self, host):
+    def test_a_full_queue_sends_nothing(self, threaded):
         channel = queue.Queue(maxsize=1)
         channel.put("only")
         with pytest.raises(queue.Full):
@@ -435,118 +406,6 @@ class TestQueues:
         undo = threads.install(device)
         assert channel.get() == "early"
         undo()
-
-
-class TestExecutors:
-    def test_result(self, scene):
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(scene.wait).result()
-            scene.touch()
-        assert scene.device.codes == []
-
-    def test_submitting_hands_over(self, scene):
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(int).result()  # the worker is there before
-            scene.wait()
-            scene.touch()
-            pool.submit(scene.touch, write=False).result()
-        assert scene.device.codes == []
-
-    def test_without_looking_at_the_result(self, scene):
-        waited = _thread.allocate_lock()
-        waited.acquire()
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(lambda: (scene.wait(), waited.release()))
-            waited.acquire()
-            scene.touch()
-        assert scene.device.codes == ["MRV201"]
-
-    def test_map(self, scene):
-        with ThreadPoolExecutor(2) as pool:
-            assert list(pool.map(lambda _: scene.wait(), range(3))) == [None] * 3
-            scene.touch()
-        assert scene.device.codes == []
-
-    def test_shutdown(self, scene):
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(scene.wait)
-        scene.touch()
-        assert scene.device.codes == []
-
-    def test_callback_of_another_thread(self, scene):
-        """Whoever adds the callback to a finished future takes over, and so does the callback."""
-        future = concurrent.futures.Future()
-        thread = in_a_thread(lambda: (scene.wait(), future.set_result(1)))
-        finished = _thread.allocate_lock()
-        finished.acquire()
-        concurrent.futures.wait([future])
-        future.add_done_callback(lambda _: (scene.touch(), finished.release()))
-        finished.acquire()
-        thread.join()
-        assert scene.device.codes == []
-
-    def test_exception_in_the_worker(self, scene):
-        def fail():
-            scene.wait()
-            raise KeyError("worker")
-
-        with ThreadPoolExecutor(1) as pool:
-            with pytest.raises(KeyError):
-                pool.submit(fail).result()
-            scene.touch()
-        assert scene.device.codes == []
-
-
-class TestAsyncio:
-    def test_to_thread(self, scene):
-        async def main():
-            await asyncio.to_thread(scene.wait)
-            scene.touch()
-
-        asyncio.run(main())
-        assert scene.device.codes == []
-
-    def test_to_thread_and_back(self, scene):
-        async def main():
-            await asyncio.to_thread(int)
-            scene.wait()
-            scene.touch()
-            await asyncio.to_thread(scene.touch, write=False)
-
-        asyncio.run(main())
-        assert scene.device.codes == []
-
-    def test_not_awaited_yet(self, scene):
-        gate, waited = _thread.allocate_lock(), _thread.allocate_lock()
-        gate.acquire()
-        waited.acquire()
-
-        def work():
-            gate.acquire()
-            scene.wait()
-            waited.release()
-
-        async def main():
-            task = asyncio.get_running_loop().run_in_executor(None, work)
-            gate.release()
-            waited.acquire()
-            scene.touch()
-            await task
-
-        asyncio.run(main())
-        assert scene.device.codes == ["MRV201"]
-
-    def test_call_soon_threadsafe(self, scene):
-        async def main():
-            arrived = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            thread = in_a_thread(lambda: (scene.wait(), loop.call_soon_threadsafe(arrived.set)))
-            await arrived.wait()
-            scene.touch()
-            thread.join()
-
-        asyncio.run(main())
-        assert scene.device.codes == []
 
 
 class TestInstalling:
@@ -585,12 +444,12 @@ class TestInstalling:
         thread.join()
         assert device.codes == []
 
-    def test_locks_inside_of_queues_and_futures_are_plain(self, host):
+    def test_locks_inside_of_queues_and_futures_are_plain(self, threaded):
         channel, event, future = queue.Queue(), threading.Event(), concurrent.futures.Future()
         assert type(channel.mutex) is type(event._cond._lock) is type(_thread.allocate_lock())
         assert type(future._condition._lock) is type(_thread.RLock())
 
-    def test_tracked_locks_are_locks(self, host):
+    def test_tracked_locks_are_locks(self, threaded):
         lock, reentrant = threading.Lock(), threading.RLock()
         assert not lock.locked()
         assert lock.acquire(blocking=False)
@@ -609,7 +468,7 @@ class TestInstalling:
         assert isinstance(lock, threading.Lock)
         assert "lock" in repr(lock)
 
-    def test_a_broken_barrier(self, host):
+    def test_a_broken_barrier(self, threaded):
         barrier = threading.Barrier(2)
         with pytest.raises(threading.BrokenBarrierError):
             barrier.wait(timeout=0)

@@ -312,6 +312,8 @@ class TestFaults:
         fails[(1,)](x)
         gpu.run()
         assert gpu.codes == ["MRV214"]
+        assert "ValueError in program (0, 0, 0)" in gpu.titles[0]
+        assert f"{__file__}:{fails.fn.__code__.co_firstlineno + 3}" in gpu.titles[0]
         assert gpu.ranges(x, write=True) == [(0, 1)]
 
     @pytest.mark.parametrize("kernel", [spins, turns])
