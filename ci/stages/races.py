@@ -13,7 +13,7 @@ from mrv2.checks.virtual.runs import Run, run_program
 from mrv2.checks.virtual.schedules import Schedule, expand
 from mrv2.fuzz.programs import MODEL, RunnerProgram
 from mrv2.fuzz.targets.protocols import Feature, RunnerTarget
-from mrv2.fuzz.workload import Driver, Trace, Workload
+from mrv2.fuzz.workload import Trace, Workload, run_target
 from mrv2.refrunner.models.checkpoint import load_checkpoint
 from mrv2.refrunner.oracle.llama import LlamaOracle
 from mrv2.refrunner.oracle.oracle import Oracle
@@ -113,15 +113,12 @@ class _Drive:
 
 def _on_cpu(target: RunnerTarget, workload: Workload, oracle: Oracle) -> tuple[Trace, list[Finding]]:
     """The workload on the plain CPU, judged by the oracle."""
-    runner = target.build({"model": MODEL, **workload.capacities})
-    trace = Driver(runner, workload).run()
+    trace = run_target(target, {"model": MODEL}, workload)
     judge = RunnerAgainstOracle(MODEL, workload.vocab_size, oracle)
-    findings = [*trace_findings(trace, runner), *judge.judge(workload, trace, _Silent()).findings]
-    runner.close()
-    return trace, findings
+    return trace, [*trace_findings(trace), *judge.judge(workload, trace, Silent()).findings]
 
 
-class _Silent:
+class Silent:
     """Progress that nobody sees."""
 
     def start(self, total: int) -> None:
@@ -149,8 +146,8 @@ def _drive(program: RunnerProgram, schedule: Schedule) -> _Drive:
     counted = Counting()
     run = run_program(program, schedule, judge=counted)
     findings = list(run.findings)
-    if program.trace is not None and program.runner is not None:
-        findings += trace_findings(program.trace, program.runner)
+    if program.trace is not None:
+        findings += trace_findings(program.trace)
     return _Drive(run, counted, program.trace, tuple(findings))
 
 
