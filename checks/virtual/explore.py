@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from typing import TypeAlias, cast
 
@@ -90,8 +90,7 @@ def _run(program: Program, directions: tuple[Direction, ...]) -> tuple[Run, Met]
     met = Met()
     scheduler = _Ordered(met, directions)
     run = run_program(program, "late", judge=met, scheduler=scheduler, hooks=(scheduler.bind,), note=met.note)
-    schedule = Schedule("late", 0, run.decisions)
-    return Run(schedule, run.data, run.error, run.findings, run.decisions, run.streams), met
+    return replace(run, schedule=Schedule("late", 0, run.decisions)), met
 
 
 class Met(HappensBefore):

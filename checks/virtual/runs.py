@@ -32,16 +32,21 @@ class Run:
         data: what the program returned, as plain values; None if it raised.
         error: type and message of what the program raised, if it did.
         findings: broken rules; files are named from their outermost package on.
-        decisions: the same schedule as deviations from ``late``.
         streams: how many streams the program used, the default stream included.
+        recorder: noted the schedule.
     """
 
     schedule: Schedule
     data: object
     error: str | None
     findings: tuple[Finding, ...]
-    decisions: tuple[Decision, ...]
     streams: int
+    recorder: Recorder = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The same schedule as deviations from ``late``; as many as there were operations that nothing forced."""
+        return self.recorder.decisions()
 
     def same_outcome(self, other: Run) -> bool:
         """Whether data and error are the same; NaN equals itself here."""
@@ -81,7 +86,7 @@ def run_program(
         except Exception as raised:  # noqa: BLE001 - what wrong data makes a program raise is its outcome
             error = f"{type(raised).__name__}: {raised}"
     found = tuple(portable(finding) for finding in device.findings)
-    return Run(chosen, data, error, found, recorder.decisions(), len(device.runtime.streams.queues))
+    return Run(chosen, data, error, found, len(device.runtime.streams.queues), recorder)
 
 
 @calls_program

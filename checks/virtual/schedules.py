@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import math
 import random
+from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -207,12 +208,13 @@ class Recorder:
 
     def __init__(self, base: Scheduler) -> None:
         self._base = base
-        self._moments = Moments()
-        self._decisions: list[Decision] = []
+        self.start(0)
 
     def start(self, seed: int) -> None:
         """Begin a run of the other one."""
-        self._moments, self._decisions = Moments(), []
+        # Plain numbers, since under ``early`` there is a decision for each operation of the run.
+        self._taken, self._streams = array("q"), array("q")
+        self._moments = Moments()
         self._base.start(seed)
 
     def choose(self, ready: Sequence[int], reason: Reason) -> int | None:
@@ -221,12 +223,13 @@ class Recorder:
         choice = self._base.choose(ready, reason)
         self._moments.answer(choice, reason)
         if choice is not None:
-            self._decisions.append(Decision(moment, ready[choice]))
+            self._taken.append(moment)
+            self._streams.append(ready[choice])
         return choice
 
     def decisions(self) -> tuple[Decision, ...]:
         """Every operation that ran although nothing forced it to."""
-        return tuple(self._decisions)
+        return tuple(map(Decision, self._taken, self._streams))
 
 
 class Deviating:
