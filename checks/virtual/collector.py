@@ -11,7 +11,7 @@ import gc
 from collections.abc import Callable
 
 #: Operations between two collections of the youngest objects, of the next generation, and of all.
-YOUNG, MIDDLE, ALL = 1 << 11, 1 << 14, 1 << 17
+YOUNG, MIDDLE, ALL = 1 << 13, 1 << 16, 1 << 19
 
 
 def take_over() -> Callable[[], None]:

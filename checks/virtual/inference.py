@@ -1,4 +1,7 @@
-"""What an operator returns, told without running it: meta kernels, asked once per layout.
+"""What an operator returns, told before it runs: it is tried once per layout, on stand-ins for its arguments.
+
+Small ones are ordinary tensors of ones and zeros. Large ones have no data, and torch's meta kernels tell the shapes:
+they are slower than a small computation, and the first of them imports torch's compiler, which takes seconds.
 
 A plan is found by operator, layouts and the arguments on which shapes can depend. Numbers in the place of a scalar
 operand (``x * 3.0``) only matter by their type, so a program that counts up does not grow the table.
@@ -6,7 +9,9 @@ operand (``x * 3.0``) only matter by their type, so a program that counts up doe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +22,8 @@ from .layouts import Layout, layout_of
 
 #: Plans remembered before the table starts anew.
 MAX_PLANS = 1 << 16
+#: Elements up to which a stand-in has data.
+MAX_STAND_IN = 1 << 18
 #: Their shape depends on the value of scalar operands.
 _SHAPED_BY_SCALARS = frozenset({"aten::arange", "aten::range", "aten::linspace", "aten::logspace", "aten::bucketize"})
 #: Operators of these are torch's own.
@@ -158,12 +165,10 @@ def plan(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> tup
     key = _key(operator, args, kwargs)
     found = _plans.get(key)
     if found is None:
-        adjusted = dict(kwargs)
-        if operator.factory:
-            adjusted["device"] = torch.device("meta")
-        if "generator" in adjusted:
-            adjusted["generator"] = None
-        found = infer(operator.func, args, adjusted)
+        aimed = {name: value for name, value in kwargs.items() if name not in ("pin_memory", "device")}
+        if "generator" in aimed:
+            aimed["generator"] = None
+        found = infer(operator.compute, args, aimed if operator.factory else kwargs, operator)
         if len(_plans) >= MAX_PLANS:
             _plans.clear()
         _plans[key] = found
@@ -199,32 +204,78 @@ def _sequence_key(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(layout_of(value) if isinstance(value, Tensor) else (type(value), value) for value in values)
 
 
-def infer(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Output, ...]:
-    """The outputs of a function, by running it on tensors without data.
+def infer(
+    function: Any, args: Sequence[Any], kwargs: dict[str, Any], operator: Operator | None = None
+) -> tuple[Output, ...]:
+    """The outputs of a function, by running it once on stand-ins for its tensors.
+
+    Args:
+        function: what is called.
+        args: with plain tensors.
+        kwargs: with plain tensors.
+        operator: that the function computes, if it is one of torch's.
 
     Raises:
         NoPlan: it cannot be run so.
     """
+    if _size_of(args) + _size_of(kwargs.values()) <= MAX_STAND_IN:
+        try:
+            with _same_random_numbers(operator):
+                return _try(function, args, kwargs, torch.device("cpu"))
+        except Exception:  # noqa: BLE001, S110 - it may have disliked the values, which a meta kernel does not see
+            pass
+    if operator is not None and operator.factory:
+        kwargs = {**kwargs, "device": torch.device("meta")}
+    try:
+        return _try(function, args, kwargs, torch.device("meta"))
+    except Exception as error:
+        raise NoPlan(str(error)) from error
+
+
+def _try(function: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> tuple[Output, ...]:
     models: list[Tensor] = []
 
     def model(value: Any) -> Any:
         if isinstance(value, Tensor):
-            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-            models.append(made)
+            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+            # Zero is an index of any table, and one a probability.
+            models.append(made.fill_(1 if value.dtype.is_floating_point else 0))
             return made
         if isinstance(value, (list, tuple)):
             return [model(item) for item in value]
         return value
 
-    meta_args = [model(value) for value in args]
-    meta_kwargs = {name: model(value) for name, value in kwargs.items()}
+    model_args = [model(value) for value in args]
+    model_kwargs = {name: model(value) for name, value in kwargs.items()}
     before = [(made.shape, made.stride()) for made in models]
-    try:
-        result = function(*meta_args, **meta_kwargs)
-    except Exception as error:
-        raise NoPlan(str(error)) from error
+    result = function(*model_args, **model_kwargs)
     results = result if isinstance(result, (list, tuple)) else () if result is None else (result,)
     return tuple(_output(item, models, before) for item in results)
+
+
+def _size_of(values: Iterable[Any]) -> int:
+    """About how many elements the tensors, and the sizes, among some arguments stand for."""
+    total = 0
+    for value in values:
+        if isinstance(value, Tensor):
+            total += value.numel()
+        elif isinstance(value, (list, tuple)):
+            numbers = [item for item in value if type(item) is int]
+            total += math.prod(numbers) + _size_of(item for item in value if isinstance(item, Tensor))
+    return total
+
+
+@contextlib.contextmanager
+def _same_random_numbers(operator: Operator | None) -> Iterator[None]:
+    """The process's own generator is none of the device's business."""
+    if operator is None or not operator.random:
+        yield
+        return
+    state = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state)
 
 
 def _output(item: Any, models: list[Tensor], before: list[Any]) -> Output:

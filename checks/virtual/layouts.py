@@ -18,6 +18,7 @@ from ..events import ByteRange
 MAX_RUNS = 1024
 #: Layouts remembered before the table starts anew; programs whose shapes change all the time must not grow it.
 MAX_LAYOUTS = 1 << 16
+_SMALL = 1 << 26
 
 
 class Layout:
@@ -44,7 +45,9 @@ class Layout:
         self.nbytes = math.prod(shape) * dtype.itemsize
         self.runs, self.exact = _runs(shape, stride, dtype.itemsize)
         self.span = self.runs[-1][1] if self.runs else 0
-        model = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        # Memory that nobody touches costs nothing; torch's meta tensors import half of its compiler.
+        small = self.nbytes + self.span <= _SMALL
+        model = torch.empty_strided(shape, stride, dtype=dtype, device="cpu" if small else "meta")
         self.contiguous = model.is_contiguous()
         kept = torch.empty_like(model)
         self.dense = kept.stride() == stride

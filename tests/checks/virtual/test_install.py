@@ -172,7 +172,8 @@ def test_importing_is_cheap_and_changes_nothing():
         "assert not torch.cuda.is_available()\n"
         "assert 'torch._dynamo' not in sys.modules\n"
         "with mrv2.checks.virtual.virtual_device('late'):\n"
-        "    torch.ones(4, device='cuda').add_(1).tolist()\n"
+        "    x = torch.ones(4, 4, device='cuda').add_(1)\n"
+        "    ((x + x) @ x).softmax(-1).argmax(-1).tolist()\n"
         "assert 'torch._dynamo' not in sys.modules, 'the compiler takes seconds to import'\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
