@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from ..findings import JSON, Finding, Site, Soundness, Verdict
 from .byte_ranges import Addresses
@@ -24,11 +23,13 @@ class KernelReport:
         runtime: the device.
         name: of the operation.
         grid: extents of the launch.
+        blocks: the memory that its arguments point into.
     """
 
     runtime: Runtime
     name: str
     grid: tuple[int, int, int]
+    blocks: Sequence[Block]
 
     def stray(self, kind: AccessKind, site: Site, program: int, lanes: Addresses, size: int) -> None:
         """Lanes outside of all memory, which were masked off."""
@@ -87,10 +88,7 @@ class KernelReport:
         }
 
     def _nearest(self, low: int, high: int) -> Block | None:
-        """The block that a stray range is closest to; addresses themselves change from run to run."""
-        bases, ends = self.runtime.blocks()
-        if not len(bases):
-            return None
-        distance = np.maximum(np.maximum(bases - high, low - ends), 0)
-        index = int(distance.argmin())
-        return self.runtime.find_block(int(bases[index])) if distance[index] <= _NEAR else None
+        """The argument that a stray range is closest to; addresses themselves change from run to run."""
+        distances = [(max(block.base - high, low - block.base - block.size, 0), block) for block in self.blocks]
+        distance, block = min(distances, key=lambda pair: pair[0], default=(_NEAR, None))
+        return block if distance < _NEAR else None

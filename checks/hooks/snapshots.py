@@ -56,6 +56,7 @@ class Snapshot:
         stack: where the copy was asked for.
         step: of the runner, if known.
         knowing: streams that are ordered after the copy.
+        tokens: what such streams have released.
     """
 
     def __init__(self, number: int, name: str, memory: NDArray[np.uint8]) -> None:
@@ -66,6 +67,7 @@ class Snapshot:
         self.stack: Stack = ()
         self.step: int | None = None
         self.knowing: set[int] = set()
+        self.tokens: list[int] = []
         self._memory = memory
         self._before = memory.copy()
         self._told = np.zeros(0, dtype=bool)
@@ -181,11 +183,13 @@ class SnapshotSink:
         known = [snapshot for snapshot in self._open if lane in snapshot.knowing]
         if known:
             self._tokens[token] = known
+            for snapshot in known:
+                snapshot.tokens.append(token)
         return token
 
     def acquire(self, lane: int, token: int, *, sync: int | None = None) -> None:
         """See :meth:`EventSink.acquire`."""
-        for snapshot in self._tokens.get(token, ()):
+        for snapshot in [*self._tokens.get(token, ())]:
             if lane in self._hosts:
                 self._conclude(snapshot)
             else:
@@ -217,15 +221,20 @@ class SnapshotSink:
         running = self._runtime.running
         if running is not None and running.id == operation:
             return
+        self._forget_finished()
         for low, high in ranges:
             block = self._runtime.find_block(low)
             if block is not None and block.space is Space.PINNED:
                 self._pending.append((self._runtime.engine.submitted, low, high))
 
+    def _forget_finished(self) -> None:
+        if self._pending:
+            oldest = self._runtime.engine.oldest()
+            while self._pending and self._pending[0][0] < oldest:
+                self._pending.popleft()
+
     def _leave_out_pending(self, snapshot: Snapshot) -> None:
-        oldest = self._runtime.engine.oldest()
-        while self._pending and self._pending[0][0] < oldest:
-            self._pending.popleft()
+        self._forget_finished()
         for _, low, high in self._pending:
             snapshot.leave_out(low, high)
 
@@ -234,8 +243,10 @@ class SnapshotSink:
         if snapshot not in self._open:
             return
         self._open.remove(snapshot)
-        if not self._open:
-            self._tokens.clear()
+        for token in snapshot.tokens:
+            self._tokens[token].remove(snapshot)
+            if not self._tokens[token]:
+                del self._tokens[token]
         changed = snapshot.changed()
         if len(changed):
             self._inner.report(self._finding(snapshot, changed))

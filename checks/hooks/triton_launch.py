@@ -87,7 +87,7 @@ def _launch(runtime: Runtime, kernel: Any, grid: Any, args: tuple[Any, ...], kwa
         values.update({name: _converted(value) for name, value in values.items() if name not in signature.constexprs})
     x, y, z = size + (1,) * (3 - len(size))
     if x * y * z > 0:
-        report = KernelReport(runtime, f"triton:{kernel.__name__}", (x, y, z))
+        report = KernelReport(runtime, f"triton:{kernel.__name__}", (x, y, z), blocks)
         launch = _Launch(report, rewritten(kernel.fn), bound)
         runtime.enqueue(report.name, OperationKind.KERNEL, launch.run, open=True, blocks=blocks)
 

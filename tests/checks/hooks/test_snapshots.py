@@ -166,6 +166,23 @@ class TestOrder:
         assert host.codes == ["MRV207"]
 
 
+def test_memory_is_bounded_though_something_is_always_pending(host):
+    sources = [host.pinned([0.0] * 4) for _ in range(3)]
+    downloads = [(sources[2].data_ptr(), sources[2].data_ptr() + 16)]
+    tokens = []
+    for step in range(50):
+        host.upload(sources[step % 2])
+        host.enqueue("download", OperationKind.COPY_TO_HOST, lambda: None, writes=downloads)
+        tokens.append(host.sink.release(host.stream))
+        if step:
+            host.sink.acquire(host.host_lane(), tokens[step - 1])
+            while len(host.engine.pending) > 2:
+                host.engine.pending.popleft()
+    assert len(host.sink._open) == 1
+    assert len(host.sink._tokens) <= 2
+    assert len(host.sink._pending) <= 3
+
+
 # On the virtual device
 
 

@@ -333,6 +333,7 @@ class TestFaults:
         finding = gpu.judge.findings[0]
         assert finding.evidence["lanes"] == lanes
         assert finding.evidence["program"] == [0, 0, 0]
+        assert finding.evidence["bytes"] == ([16, 28] if shift > 0 else [-8, 0])
         assert finding.where[0].file == __file__
         assert finding.where[0].function == "stray"
         assert values(out).count(0.0) == lanes
