@@ -7,15 +7,27 @@ Python values: no tensor crosses this boundary, so a step can be written to JSON
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .errors import RequestError
+from .errors import RequestError, shown
 
 SEED_RANGE = (-(2**63), 2**64)
 # Logits are divided by the temperature in float32; beyond these the quotient of an ordinary logit overflows.
 TEMPERATURE_RANGE = (1e-30, 1e30)
+
+
+def whole_number(value: object) -> int:
+    """An integer of any library as a plain ``int``.
+
+    Raises:
+        TypeError: not an integer; nor is a truth value, which Python takes for one and nobody means as one.
+    """
+    if isinstance(value, bool):
+        raise TypeError("a truth value is not a number")
+    return operator.index(value)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -41,44 +53,51 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._check_temperature()
-        if self.seed is not None and not (isinstance(self.seed, int) and SEED_RANGE[0] <= self.seed < SEED_RANGE[1]):
+        if self.seed is not None and not (_is_int(self.seed) and SEED_RANGE[0] <= self.seed < SEED_RANGE[1]):
             raise RequestError(
-                f"SamplingParams.seed={self.seed!r}",
+                f"SamplingParams.seed={shown(self.seed)}",
                 "seed must be a whole number of 64 bits",
                 "further bits would be dropped, and two different seeds would give the same tokens",
                 "a seed between -2**63 and 2**64 - 1, or None",
             )
-        if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
+        if not _is_int(self.max_tokens) or self.max_tokens < 1:
             raise RequestError(
-                f"SamplingParams.max_tokens={self.max_tokens!r}",
+                f"SamplingParams.max_tokens={shown(self.max_tokens)}",
                 "max_tokens must be a whole number of at least 1",
                 "a request that generates nothing never finishes",
                 "max_tokens=1 or more",
             )
-        if not isinstance(self.stop_token_ids, tuple) or not all(isinstance(i, int) for i in self.stop_token_ids):
+        stops = self.stop_token_ids
+        if not isinstance(stops, tuple) or not all(_is_int(token) and token >= 0 for token in stops):
             raise RequestError(
-                f"SamplingParams.stop_token_ids={self.stop_token_ids!r}",
-                "stop_token_ids must be a tuple of token ids",
-                "each generated token is looked up in it",
+                f"SamplingParams.stop_token_ids={shown(stops)}",
+                "stop_token_ids must be a tuple of token ids, whole numbers from 0",
+                "each generated token is looked up in it, and an id that no token has never stops anything",
                 "a tuple such as (2,), or () for the model's own",
             )
 
     def _check_temperature(self) -> None:
-        known = isinstance(self.temperature, int | float) and math.isfinite(self.temperature)
-        if not known or self.temperature < 0:
+        low, high = TEMPERATURE_RANGE
+        number = isinstance(self.temperature, int | float) and not isinstance(self.temperature, bool)
+        # An int may be too large for a float, so it is compared and not converted; NaN fails every comparison.
+        if not number or not 0 <= self.temperature < math.inf:
             raise RequestError(
-                f"SamplingParams.temperature={self.temperature!r}",
+                f"SamplingParams.temperature={shown(self.temperature)}",
                 "temperature must be a finite number, 0 or above",
                 "logits are divided by it, and NaN or a negative value would silently invert or erase the distribution",
                 "temperature=0 for greedy decoding, or a positive number such as 0.7",
             )
-        if self.temperature and not TEMPERATURE_RANGE[0] <= self.temperature <= TEMPERATURE_RANGE[1]:
+        if self.temperature and not low <= self.temperature <= high:
             raise RequestError(
-                f"SamplingParams.temperature={self.temperature!r}",
-                f"a temperature above 0 must lie between {TEMPERATURE_RANGE[0]} and {TEMPERATURE_RANGE[1]}",
+                f"SamplingParams.temperature={shown(self.temperature)}",
+                f"a temperature above 0 must lie between {low} and {high}",
                 "the device divides in float32; the quotients would overflow, tie, and give the lowest token id",
                 "temperature=0 for greedy decoding, or a positive number such as 0.7",
             )
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -161,13 +180,14 @@ class Handle(Protocol):
 
 
 class Runner(Protocol):
-    """Executes scheduler decisions."""
+    """Executes scheduler decisions, one at a time: ``execute`` is for one thread, or for several that take turns."""
 
     def execute(self, step: Step) -> Handle:
         """Enqueue one step and return at once, without waiting for the device.
 
         Raises:
-            StepError: the step breaks the contract; no state was changed.
+            StepError: the step breaks the contract, another thread is inside this method, or the runner is closed; no
+                state was changed.
         """
         ...
 
@@ -176,5 +196,8 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None:
-        """Wait for outstanding work and release device and pinned memory; idempotent."""
+        """Wait for outstanding work and release device and pinned memory; idempotent.
+
+        Handles answer ``result()`` after it too; ``execute`` refuses.
+        """
         ...

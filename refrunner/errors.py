@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from reprlib import repr as short_repr
+
 
 class RunnerError(Exception):
     """A rule was broken by the caller; nothing was changed before it was raised.
@@ -38,3 +40,11 @@ class RequestError(RunnerError):
 
 class StepError(RunnerError):
     """A scheduler decision breaks the step contract; no state was changed."""
+
+
+def shown(value: object) -> str:
+    """A value as an error message shows it: short, and never an error of its own (Python shows no huge int)."""
+    try:
+        return short_repr(value)
+    except Exception as error:  # noqa: BLE001 - the value is a caller's and may raise anything
+        return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"

@@ -9,6 +9,7 @@ the download of the result, 10. advance the state on the device. Steps 4 to 10 o
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 import torch
@@ -20,7 +21,7 @@ from .attention.interface import AttentionBackend
 from .attention.torch_reference import TorchReferenceAttention
 from .config import RunnerConfig
 from .device import Device
-from .errors import ConfigurationError
+from .errors import ConfigurationError, StepError
 from .input_batch import InputBatch, InputBatchBuilder
 from .invariants import check_invariants
 from .kernels.input_prep import post_update
@@ -63,23 +64,47 @@ class ModelRunner:
         # The host's own count of computed tokens. It is right as long as every scheduled token counts.
         self._computed: dict[str, int] = {}
         self._total: dict[str, int] = {}
+        self._owners: dict[int, str] = {}
+        self._turn = threading.Lock()
+        self._closed = False
 
     @torch.inference_mode()
     def execute(self, step: Step) -> Handle:
         """Enqueue one step; see :class:`mrv2.refrunner.api.Runner`."""
-        self.batch = None
-        self._check(step)
-        with self._device.on_main_stream():
-            return self._enqueue(step)
+        if not self._turn.acquire(blocking=False):
+            raise StepError(
+                "execute() from a second thread",
+                "one step at a time: another thread is inside execute()",
+                "both would give out the same rows and pinned memory, and which step came first would be chance",
+                "one thread that executes, or a lock of yours around it",
+            )
+        try:
+            self._require_open()
+            self.batch = None
+            step = self._checked(step)
+            with self._device.on_main_stream():
+                return self._enqueue(step)
+        finally:
+            self._turn.release()
 
     def invariants(self) -> list[InvariantViolation]:
         """Check the bookkeeping against the device; synchronises."""
         self._device.synchronize()
-        return check_invariants(self._states, self._builder.block_tables, self._computed, self._total)
+        return check_invariants(self._states, self._builder.block_tables, self._computed, self._total, self.batch)
 
     def close(self) -> None:
-        """Wait for outstanding work; the memory goes with the last reference."""
+        """Wait for outstanding work and refuse further steps; the memory goes with the last reference."""
+        self._closed = True
         self._device.synchronize()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StepError(
+                "execute() after close()",
+                "a closed runner takes no more steps",
+                "its memory is given back, so a step would have nothing to work on",
+                "a new ModelRunner; results of earlier steps can still be taken from their handles",
+            )
 
     def _enqueue(self, step: Step) -> Handle:
         self._remove_requests(step)
@@ -99,16 +124,18 @@ class ModelRunner:
         self._post_update(step, self.batch, sampled)
         return output
 
-    def _check(self, step: Step) -> None:
+    def _checked(self, step: Step) -> Step:
         tables = self._builder.block_tables
         num_blocks = {name: int(tables.num_blocks[row]) for name, row in self._states.row_of.items()}
-        self._checker.check(step, self._computed, self._total, num_blocks)
+        return self._checker.check(step, self._computed, self._total, num_blocks, self._owners)
 
     def _remove_requests(self, step: Step) -> None:
         for request_id in (*step.finished, *step.preempted):
             row = self._states.remove(request_id)
             blocks = self._builder.block_tables.clear(row)
             del self._computed[request_id], self._total[request_id]
+            for block in blocks:
+                del self._owners[block]
             if self.config.poison:
                 self._states.poison(row)
                 self._attention.poison_blocks(blocks)
@@ -120,6 +147,7 @@ class ModelRunner:
             self._total[request.request_id] = len(request.token_ids)
         for request_id, (blocks,) in step.new_blocks.items():
             self._builder.block_tables.append(self._states.row_of[request_id], blocks)
+            self._owners.update(dict.fromkeys(blocks, request_id))
 
     def _forward(self, batch: InputBatch) -> Tensor:
         """Hidden states [padded T, hidden]."""

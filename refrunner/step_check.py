@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from .api import NewRequest, Step
 from .config import NULL_BLOCK, RunnerConfig
 from .errors import StepError
+from .step_types import plain_step
 
 
 class StepChecker:
@@ -17,8 +18,13 @@ class StepChecker:
         self._vocab_size = vocab_size
 
     def check(
-        self, step: Step, computed: Mapping[str, int], total: Mapping[str, int], num_blocks: Mapping[str, int]
-    ) -> None:
+        self,
+        step: Step,
+        computed: Mapping[str, int],
+        total: Mapping[str, int],
+        num_blocks: Mapping[str, int],
+        owners: Mapping[int, str],
+    ) -> Step:
         """Raise if the step breaks a rule.
 
         Args:
@@ -26,10 +32,15 @@ class StepChecker:
             computed: tokens computed so far of every live request, as the host counts them.
             total: tokens known of every live request, those drawn but not downloaded included.
             num_blocks: KV blocks held by every live request.
+            owners: the live request that holds each KV block in use.
+
+        Returns:
+            the step in plain Python values.
 
         Raises:
             StepError: names the request and the rule.
         """
+        step = plain_step(step)
         leaving = (*step.finished, *step.preempted)
         self._require_live(leaving, computed)
         staying = set(computed) - set(leaving)
@@ -42,10 +53,12 @@ class StepChecker:
         for name, groups in step.new_blocks.items():
             self._check_blocks(name, groups, held[name])
             held[name] += len(groups[0])
+        self._check_owners(step.new_blocks, staying, owners)
         computed = {**computed, **{request.request_id: request.num_computed_tokens for request in step.new}}
         total = {**total, **{request.request_id: len(request.token_ids) for request in step.new}}
         for name, count in step.scheduled.items():
             self._check_span(name, count, computed[name], total[name], held[name])
+        return step
 
     def _require_live(self, names: Iterable[str], live: Iterable[str]) -> None:
         known = set(live)
@@ -116,6 +129,27 @@ class StepChecker:
                 "tables and buffers have a fixed size, and this runner does not speculate",
                 "a smaller step, or larger max_num_reqs and max_num_batched_tokens",
             )
+
+    def _check_owners(
+        self, new_blocks: Mapping[str, tuple[tuple[int, ...], ...]], staying: set[str], owners: Mapping[int, str]
+    ) -> None:
+        """Check that each new block is free.
+
+        Prefix caching will share full blocks among requests on purpose; it must relax this rule for them, and only
+        for them: in a block that is still written to, one request overwrites the keys of the other.
+        """
+        taken: dict[int, str] = {}
+        for name, (blocks,) in new_blocks.items():
+            for block in blocks:
+                owner = taken.get(block) or owners.get(block)
+                if block in taken or owner in staying:
+                    raise StepError(
+                        f"new block {block} of request {name!r}",
+                        f"it belongs to request {owner!r}, and a block has one owner",
+                        "its slots would be written twice, and attention would read the wrong keys",
+                        "a free block; those of requests that leave in this step are free",
+                    )
+                taken[block] = name
 
     def _check_blocks(self, name: str, groups: tuple[tuple[int, ...], ...], held: int) -> None:
         config = self._config

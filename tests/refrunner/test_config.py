@@ -7,7 +7,7 @@ import torch
 
 from mrv2.refrunner.api import SamplingParams
 from mrv2.refrunner.config import RunnerConfig
-from mrv2.refrunner.errors import ConfigurationError, RequestError
+from mrv2.refrunner.errors import ConfigurationError, RequestError, shown
 
 SIZES = ("max_num_reqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_kv_blocks", "pad_to")
 
@@ -77,7 +77,15 @@ BAD_PARAMETERS = [
     {"temperature": 1e-38},
     {"temperature": 1e-320},
     {"temperature": 1e39},
+    {"temperature": 10**400},
+    {"temperature": 10**10_000},
+    {"temperature": True},
+    {"seed": True},
+    {"max_tokens": True},
+    {"stop_token_ids": (True,)},
+    {"stop_token_ids": (2, -1)},
     {"seed": 2**64},
+    {"seed": 10**10_000},
     {"seed": -(2**63) - 1},
     {"seed": 1.5},
     {"seed": "7"},
@@ -92,12 +100,12 @@ BAD_PARAMETERS = [
 ]
 
 
-@pytest.mark.parametrize("parameters", BAD_PARAMETERS, ids=str)
+@pytest.mark.parametrize("parameters", BAD_PARAMETERS, ids=shown)
 def test_sampling_parameters_that_mean_nothing(parameters):
     ((name, value),) = parameters.items()
     with pytest.raises(RequestError) as caught:
         SamplingParams(**parameters)
-    assert f"SamplingParams.{name}={value!r}" in caught.value.subject
+    assert f"SamplingParams.{name}={shown(value)}" in caught.value.subject
     assert is_in_four_parts(caught.value)
 
 

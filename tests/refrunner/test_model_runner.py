@@ -2,6 +2,7 @@
 
 import math
 import random
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +14,7 @@ from mrv2.fuzz.targets.reference import ReferenceRunner
 from mrv2.fuzz.workload import Driver, Trace, Workload, WorkloadRequest
 from mrv2.refrunner.api import NewRequest, SamplingParams, Step, StepOutput
 from mrv2.refrunner.config import RunnerConfig
-from mrv2.refrunner.errors import ConfigurationError
+from mrv2.refrunner.errors import ConfigurationError, StepError
 from mrv2.refrunner.model_runner import ModelRunner
 from mrv2.refrunner.oracle.rounding import Float32Twins, Judgement
 
@@ -246,8 +247,8 @@ def test_rows_and_blocks_may_change_hands_in_one_step(make_runner, judge):
 
 
 def test_sequences_longer_than_the_models_context_are_refused(checkpoint):
-    config = RunnerConfig(max_model_len=513)
-    with pytest.raises(ConfigurationError, match="made for 512 positions"):
+    config = RunnerConfig(max_model_len=2049)
+    with pytest.raises(ConfigurationError, match="made for 2048 positions"):
         ModelRunner(config, checkpoint.config, checkpoint.tensors)
 
 
@@ -298,7 +299,8 @@ def test_invariants_hold_and_each_can_break(decoding):
     assert broken_rules(decoding) == set()
 
 
-def test_a_block_with_two_owners_breaks_an_invariant(decoding):
+def test_a_block_with_two_owners_breaks_an_invariant(decoding, monkeypatch):
+    monkeypatch.setattr(decoding._checker, "_check_owners", lambda *_: None)
     decoding.execute(Step(new_blocks={"b": ((2,),)}))
     (violation,) = decoding.invariants()
     assert (violation.rule, violation.request_id) == ("block-owner", "b")
@@ -307,6 +309,53 @@ def test_a_block_with_two_owners_breaks_an_invariant(decoding):
 def test_close_may_be_repeated(decoding):
     decoding.close()
     decoding.close()
+
+
+def test_a_closed_runner_refuses_steps_and_still_answers(decoding):
+    pending = decoding.execute(Step(scheduled={"a": 1}))
+    decoding.close()
+    with pytest.raises(StepError, match="after close") as caught:
+        decoding.execute(Step(scheduled={"a": 1}))
+    assert all((caught.value.subject, caught.value.rule, caught.value.reason, caught.value.remedy))
+    assert len(pending.result().token_ids["a"]) == 1
+    assert decoding.invariants() == []
+
+
+def test_a_step_beside_a_step_is_refused(decoding, monkeypatch):
+    """A second thread comes while the first is inside execute(); the first one's step is not disturbed."""
+    outcome = []
+    forward = decoding._model.forward
+
+    def forward_beside_another_step(*arguments):
+        batch = decoding.batch
+        other = threading.Thread(target=lambda: outcome.append(attempt(decoding, Step(scheduled={"b": 1}))))
+        other.start()
+        other.join()
+        assert decoding.batch is batch
+        return forward(*arguments)
+
+    monkeypatch.setattr(decoding._model, "forward", forward_beside_another_step)
+    first = decoding.execute(Step(scheduled={"a": 1}))
+    (error,) = outcome
+    assert isinstance(error, StepError) and "one step at a time" in str(error)
+    assert len(first.result().token_ids["a"]) == 1
+    assert decoding.invariants() == []
+    monkeypatch.undo()
+    assert len(decoding.execute(Step(scheduled={"b": 1})).result().token_ids["b"]) == 1
+
+
+def attempt(runner, step):
+    try:
+        return runner.execute(step)
+    except StepError as error:
+        return error
+
+
+def test_a_step_that_failed_leaves_the_turn_to_the_next(decoding):
+    for _ in range(2):
+        with pytest.raises(StepError, match="not live"):
+            decoding.execute(Step(finished=("x",)))
+    assert decoding.execute(Step(finished=("a",))).result() == StepOutput({}, {})
 
 
 def test_a_step_leaves_the_mode_of_the_thread_alone(decoding):

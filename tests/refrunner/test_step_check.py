@@ -1,7 +1,9 @@
 """The step contract: what is refused, with which words, and that a refused step changes nothing."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,6 +24,12 @@ def new(name, tokens=5, prompt_len=1, temperature=0.0, seed=None, computed=0, fi
     return NewRequest(name, token_ids, prompt_len, SamplingParams(temperature=temperature, seed=seed), computed)
 
 
+def raw(**changes):
+    """A request whose fields may be of any type."""
+    fields = {"request_id": "c", "token_ids": (1, 2), "prompt_len": 1, "sampling": SamplingParams()}
+    return NewRequest(**{**fields, **changes})
+
+
 def blocks(*ids):
     return (tuple(ids),)
 
@@ -30,6 +38,7 @@ def blocks(*ids):
 COMPUTED = {"a": 6, "b": 4}
 TOTAL = {"a": 7, "b": 9}
 BLOCKS = {"a": 2, "b": 1}
+OWNERS = {1: "a", 2: "a", 3: "b"}
 BEFORE = (
     Step(
         new=(new("a", 6), new("b", 9)),
@@ -90,6 +99,18 @@ REFUSED = {
     "bad block of an unscheduled request": Refused(Step(new_blocks={"b": blocks(25)}), r"new blocks \(\(25,\),\)"),
     "two groups of an unscheduled request": Refused(Step(new_blocks={"b": ((5,), (6,))}), "one KV group"),
     "table longer than its row": Refused(Step(new_blocks={"b": blocks(*range(5, 17))}), "at most 12 blocks"),
+    "block of another request": Refused(Step(new_blocks={"b": blocks(2)}), "new block 2 of request 'b': it belongs to"),
+    "block that the request holds": Refused(Step(new_blocks={"b": blocks(3)}), "belongs to request 'b'"),
+    "block twice in one request": Refused(Step(new_blocks={"b": blocks(7, 7)}), "new block 7 of request 'b'"),
+    "block twice in one step": Refused(
+        Step(new=(new("c"),), new_blocks={"b": blocks(7), "c": blocks(7)}), "new block 7 of request 'c'.*request 'b'"
+    ),
+    "block of one that stays, beside one that leaves": Refused(
+        Step(finished=("a",), new=(new("c"),), new_blocks={"c": blocks(1, 3)}), "new block 3 of request 'c'"
+    ),
+    "freed block given out twice": Refused(
+        Step(finished=("a",), new=(new("c"),), new_blocks={"b": blocks(1), "c": blocks(1)}), "new block 1"
+    ),
     "one bad among good": Refused(
         Step(
             finished=("a",),
@@ -100,6 +121,47 @@ REFUSED = {
         "2 tokens of request 'b'",
     ),
 }
+
+WRONG_TYPES = {
+    "no step": Refused(None, "step: None: it must be a Step"),
+    "step as a dict": Refused({"finished": ()}, "it must be a Step"),
+    "finished as text": Refused(Step(finished="ab"), "Step.finished: 'ab': it must be a sequence"),
+    "finished as a set": Refused(Step(finished={"a"}), "it must be a sequence"),
+    "preempted is None": Refused(Step(preempted=None), "Step.preempted: None"),
+    "id is a number": Refused(Step(finished=(7,)), "Step.finished: 7: request ids must be strings"),
+    "new as text": Refused(Step(new=("c",)), "new request: 'c': it must be a NewRequest"),
+    "new is None": Refused(Step(new=(None,)), "new request: None"),
+    "new id is a list": Refused(Step(new=(new(["c"]),)), r"NewRequest.request_id: \['c'\]"),
+    "token ids as fractions": Refused(Step(new=(raw(token_ids=(1.7, 2.9)),)), "token ids of request 'c': 1.7"),
+    "token ids as words": Refused(Step(new=(raw(token_ids=("1", "2")),)), "token ids of request 'c': '1'"),
+    "token ids as bytes": Refused(Step(new=(raw(token_ids=b"abc"),)), "token ids of request 'c': b'abc'"),
+    "token ids as truth": Refused(Step(new=(raw(token_ids=(True, 1)),)), "token ids of request 'c': True"),
+    "token ids are None": Refused(Step(new=(raw(token_ids=None),)), "token ids of request 'c': None"),
+    "token ids as a set": Refused(Step(new=(raw(token_ids={1}),)), "token ids of request 'c'"),
+    "token ids as floats of numpy": Refused(Step(new=(raw(token_ids=np.ones(2)),)), "token ids of request 'c'"),
+    "huge token id": Refused(Step(new=(raw(token_ids=(10**10_000,)),)), "whole number of 64 bits"),
+    "prompt_len as a fraction": Refused(Step(new=(raw(prompt_len=1.5),)), "prompt_len of request 'c': 1.5"),
+    "computed as a fraction": Refused(Step(new=(raw(num_computed_tokens=0.5),)), "num_computed_tokens .*: 0.5"),
+    "sampling is None": Refused(Step(new=(raw(sampling=None),)), "sampling of request 'c': None"),
+    "sampling as a dict": Refused(Step(new=(raw(sampling={"temperature": 0}),)), "it must be a SamplingParams"),
+    "sampling of another shape": Refused(
+        Step(new=(raw(sampling=SimpleNamespace(temperature="hot", seed=1, max_tokens=1, stop_token_ids=())),)),
+        "sampling of request 'c', SamplingParams.temperature='hot'",
+    ),
+    "scheduled as a list": Refused(Step(scheduled=["a"]), "Step.scheduled: .*it must be a mapping"),
+    "scheduled as a fraction": Refused(Step(scheduled={"a": 1.0}), r"Step.scheduled\['a'\]: 1.0"),
+    "scheduled as a word": Refused(Step(scheduled={"a": "1"}), r"Step.scheduled\['a'\]: '1'"),
+    "scheduled as truth": Refused(Step(scheduled={"a": True}), r"Step.scheduled\['a'\]: True"),
+    "scheduled id": Refused(Step(scheduled={7: 1}), "Step.scheduled: 7: request ids must be strings"),
+    "block as a fraction": Refused(Step(new_blocks={"b": ((7.5,),)}), r"Step.new_blocks\['b'\]: 7.5"),
+    "blocks without a group": Refused(Step(new_blocks={"b": (7,)}), r"Step.new_blocks\['b'\]: 7"),
+    "blocks are None": Refused(Step(new_blocks={"b": None}), r"Step.new_blocks\['b'\]: None"),
+    "drafts are None": Refused(Step(drafts=None), "Step.drafts: None"),
+    "wrong type behind good parts": Refused(
+        Step(finished=("a",), new=(raw(),), scheduled={"b": 1.0}), r"Step.scheduled\['b'\]: 1.0"
+    ),
+}
+REFUSED |= WRONG_TYPES
 
 ACCEPTED = {
     "nothing": Step(),
@@ -117,12 +179,18 @@ ACCEPTED = {
     "longest request": Step(
         new=(new("c", 48, computed=47),), scheduled={"c": 1}, new_blocks={"c": blocks(*range(5, 17))}
     ),
+    "numbers of numpy": Step(
+        new=(raw(token_ids=np.array([1, 2]), prompt_len=np.int32(1), num_computed_tokens=np.int64(0)),),
+        scheduled={"c": np.int64(2), "b": np.uint8(1)},
+        new_blocks={"c": [np.array([7])], "b": ((np.int32(8),),)},
+    ),
+    "lists": Step(new=[raw(token_ids=[1, 2])], scheduled={"c": 2}, new_blocks={"c": [[7]]}),
     "seeded": Step(new=(new("c", temperature=0.5, seed=0),)),
 }
 
 
 def check(step):
-    StepChecker(CONFIG, VOCAB).check(step, COMPUTED, TOTAL, BLOCKS)
+    return StepChecker(CONFIG, VOCAB).check(step, COMPUTED, TOTAL, BLOCKS, OWNERS)
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -135,6 +203,16 @@ def test_refused(case):
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_accepted(case):
     check(ACCEPTED[case])
+
+
+def test_an_accepted_step_becomes_plain():
+    plain = check(ACCEPTED["numbers of numpy"])
+    assert plain == Step(
+        new=(raw(num_computed_tokens=0),), scheduled={"c": 2, "b": 1}, new_blocks={"c": ((7,),), "b": ((8,),)}
+    )
+    numbers = (*plain.new[0].token_ids, *plain.scheduled.values(), *plain.new_blocks["c"][0])
+    assert {type(number) for number in numbers} == {int}
+    assert check(Step(scheduled={"a": 1})) == Step(scheduled={"a": 1})
 
 
 @pytest.fixture
@@ -151,7 +229,7 @@ def state_of(runner):
     written = (states._counters, states._token_ids, states._temperature, states._seeds, tables._table)
     return {
         "rows": (dict(states.row_of), list(states.free_rows)),
-        "counts": (dict(runner._computed), dict(runner._total)),
+        "counts": (dict(runner._computed), dict(runner._total), dict(runner._owners)),
         "blocks": ({row: tables.blocks_of(row) for row in range(3)}, tables.num_blocks.tolist()),
         "staged": [dict(table._staged) for table in written],
         "device": [table.gpu.tolist() for table in written],
@@ -178,7 +256,7 @@ def test_an_accepted_step_runs(busy, case):
 
 
 def test_the_state_of_this_files_steps_is_the_runners(busy):
-    assert (busy._computed, busy._total) == (COMPUTED, TOTAL)
+    assert (busy._computed, busy._total, busy._owners) == (COMPUTED, TOTAL, OWNERS)
     assert {
         name: int(busy._builder.block_tables.num_blocks[row]) for name, row in busy._states.row_of.items()
     } == BLOCKS

@@ -1,0 +1,113 @@
+"""The types of a step: what a caller passes becomes plain Python values, or is refused before any rule is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, NoReturn
+
+import numpy as np
+
+from .api import NewRequest, SamplingParams, Step, whole_number
+from .errors import RequestError, StepError, shown
+
+
+def plain_step(step: object) -> Step:
+    """The same step of plain values: tuples, dicts, ``str`` and ``int``.
+
+    By shape and not by class, so that a step may come from another copy of this package. NumPy integers are fine.
+
+    Raises:
+        StepError: a part is missing or of the wrong type. A float would be cut to a whole number somewhere below, and
+            a text taken for the sequence of its characters.
+    """
+    finished, preempted, new, scheduled, new_blocks, drafts = _parts(step, Step, "step")
+    return Step(
+        finished=tuple(_request_id(name, "Step.finished") for name in _sequence(finished, "Step.finished")),
+        preempted=tuple(_request_id(name, "Step.preempted") for name in _sequence(preempted, "Step.preempted")),
+        new=tuple(_plain_request(request) for request in _sequence(new, "Step.new")),
+        scheduled=_counts(scheduled, "Step.scheduled"),
+        new_blocks={
+            name: tuple(_whole_numbers(group, f"Step.new_blocks[{shown(name)}]") for group in groups)
+            for name, groups in _block_groups(new_blocks).items()
+        },
+        drafts=_counts(drafts, "Step.drafts"),
+    )
+
+
+def _plain_request(request: object) -> NewRequest:
+    name, token_ids, prompt_len, sampling, computed = _parts(request, NewRequest, "new request")
+    name = _request_id(name, "NewRequest.request_id")
+    return NewRequest(
+        name,
+        _whole_numbers(token_ids, f"token ids of request {shown(name)}"),
+        _whole(prompt_len, f"prompt_len of request {shown(name)}"),
+        _plain_sampling(sampling, f"sampling of request {shown(name)}"),
+        _whole(computed, f"num_computed_tokens of request {shown(name)}"),
+    )
+
+
+def _plain_sampling(sampling: object, place: str) -> SamplingParams:
+    try:
+        return SamplingParams(*_parts(sampling, SamplingParams, place))
+    except RequestError as error:
+        raise StepError(f"{place}, {error.subject}", error.rule, error.reason, error.remedy) from error
+
+
+def _parts(value: object, kind: type[Step | NewRequest | SamplingParams], place: str) -> list[Any]:
+    """The fields of a value that has the shape of ``kind``, in order."""
+    names = [field.name for field in fields(kind)]
+    if not all(hasattr(value, name) for name in names):
+        _refuse(place, value, f"it must be a {kind.__name__}", f"mrv2.refrunner.api.{kind.__name__}(...)")
+    return [getattr(value, name) for name in names]
+
+
+def _mapping(value: object, place: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        _refuse(place, value, "it must be a mapping by request id", "a dict such as {'a': ...}")
+    return {_request_id(name, place): item for name, item in value.items()}
+
+
+def _counts(value: object, place: str) -> dict[str, int]:
+    return {name: _whole(count, f"{place}[{shown(name)}]") for name, count in _mapping(value, place).items()}
+
+
+def _block_groups(value: object) -> dict[str, Sequence[Any]]:
+    place = "Step.new_blocks"
+    return {name: _sequence(groups, f"{place}[{shown(name)}]") for name, groups in _mapping(value, place).items()}
+
+
+def _request_id(value: object, place: str) -> str:
+    if not isinstance(value, str):
+        _refuse(place, value, "request ids must be strings", "the id with which the request entered")
+    return value
+
+
+def _sequence(value: object, place: str) -> Sequence[Any]:
+    ordered = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes | bytearray | memoryview)
+    if not ordered:
+        _refuse(place, value, "it must be a sequence", "a tuple")
+    return value  # type: ignore[return-value]
+
+
+def _whole_numbers(values: object, place: str) -> tuple[int, ...]:
+    return tuple(_whole(value, place) for value in _sequence(values, place))
+
+
+def _whole(value: object, place: str) -> int:
+    try:
+        number = whole_number(value)
+    except TypeError:
+        number = None
+    if number is None or number.bit_length() > 63:
+        _refuse(place, value, "it must be a whole number of 64 bits", "an int")
+    return number
+
+
+def _refuse(place: str, value: object, rule: str, remedy: str) -> NoReturn:
+    raise StepError(
+        f"{place}: {shown(value)}",
+        rule,
+        "anything else would be taken for something near it, or fail half way with the state changed",
+        remedy,
+    )
