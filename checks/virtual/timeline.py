@@ -11,8 +11,8 @@ from .transcript import Entry
 
 #: More lines than this are more than anybody reads; the middle is left out.
 LINES = 24
-
-_ACCESSES = ("writes", "reads", "enqueues", "runs")
+#: Lines shown before the first side of a race, and after the last.
+AROUND = 4
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Story:
         self.entries = list(entries)
         self.lanes: dict[int, str] = {}
         self.spaces: dict[int, str] = {}
+        self.freed: set[int] = set()
         self.operations: dict[int, _Operation] = {}
         for entry in self.entries:
             self._learn(entry)
@@ -62,6 +63,8 @@ class Story:
             self.lanes[values[0]] = values[2]
         elif kind == "allocate":
             self.spaces[values[0]] = values[3].removesuffix(" memory")
+        elif kind == "free":
+            self.freed.add(values[0])
         elif kind == "operation":
             self.operations[values[0]] = _Operation(*values[1:6])
         elif kind == "access":
@@ -69,19 +72,23 @@ class Story:
             accesses.extend((block, low, high, values[2]) for block, low, high in values[1])
 
     def rows(self, finding: Finding) -> list[Row]:
-        """The lines that matter to a race: accesses to its memory, and the waits between them."""
-        racing = _racing(finding)
-        blocks = self._blocks(racing)
-        rows = [*self._rows(blocks, racing)]
-        shown = [
-            index for index, row in enumerate(rows) if row.what.startswith(("writes", "reads", "enqueues", "runs"))
-        ]
-        return rows[shown[0] : shown[-1] + 1] if shown else []
+        """The lines that matter to a race: accesses to its memory, and the waits between them.
 
-    def _blocks(self, racing: frozenset[int]) -> frozenset[int]:
-        """The blocks that the racing operations share."""
-        touched = [{block for block, *_ in self.operations[number].accesses} for number in racing]
-        return frozenset(set.intersection(*touched)) if touched else frozenset()
+        From a few lines before the first side of the race to a few after the last.
+        """
+        racing = _racing(finding)
+        rows = [*self._rows(self._blocks(finding, racing), racing)]
+        sides = [index for index, row in enumerate(rows) if row.racing]
+        return rows[max(0, sides[0] - AROUND) : sides[-1] + 1 + AROUND] if sides else rows
+
+    def _blocks(self, finding: Finding, racing: frozenset[int]) -> frozenset[int]:
+        """The blocks that the racing operations share; one that the transcript does not name is the free itself."""
+        named = [self.operations[number] for number in racing if number in self.operations]
+        touched = [{block for block, *_ in operation.accesses} for operation in named]
+        shared = set.intersection(*touched) if touched else set()
+        if len(named) < len(racing):
+            shared = {block for block in shared & self.freed if self.spaces[block] in str(finding.evidence["space"])}
+        return frozenset(shared)
 
     def _rows(self, blocks: frozenset[int], racing: frozenset[int]) -> Iterator[Row]:
         for kind, *values in self.entries:
@@ -92,7 +99,8 @@ class Story:
             elif kind in ("operation", "run") and self._touches(number, blocks):
                 yield self._row(str(kind), self.operations[number], blocks, number in racing)
             elif kind == "free" and number in blocks:
-                yield Row(self.lanes[_int(values[1])], f"drops block {number}", _place(values[2]))
+                freeing = any(side not in self.operations for side in racing)
+                yield Row(self.lanes[_int(values[1])], f"drops block {number}", _place(values[2]), freeing)
 
     def _touches(self, number: int, blocks: frozenset[int]) -> bool:
         operation = self.operations.get(number)

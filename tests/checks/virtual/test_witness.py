@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mrv2.checks.virtual import VirtualDeviceError
 from mrv2.checks.virtual.runs import run_program
 from mrv2.checks.virtual.schedules import Decision, Schedule
-from mrv2.checks.virtual.timeline import LINES, Row, render
+from mrv2.checks.virtual.timeline import AROUND, LINES, Row, render
 from mrv2.checks.virtual.witness import as_test, find_witness, minimise
 
 PROGRAMS = """
@@ -80,6 +80,33 @@ def harmless():
     with torch.cuda.stream(side):
         data.add_(1)
     torch.cuda.synchronize()
+    return data
+
+
+def freed_too_early():
+    side = torch.cuda.Stream()
+    data = torch.ones(4, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        result = data + 1
+    del data
+    for _ in range(3):
+        torch.zeros(4, device="cuda")
+    torch.cuda.synchronize()
+    return result
+
+
+def long_run():
+    pinned = torch.zeros(4, pin_memory=True)
+    data = torch.empty(4, device="cuda")
+    for _ in range(20):
+        data.copy_(pinned, non_blocking=True)
+        torch.cuda.synchronize()
+    data.copy_(pinned, non_blocking=True)
+    pinned.add_(1)
+    torch.cuda.synchronize()
+    for _ in range(20):
+        float(pinned[0])
     return data
 
 
@@ -174,6 +201,16 @@ class TestTimeline:
         assert actors == {"default stream", "stream 1"}
         order = [line[:14].strip() for line in lines if line.endswith("<- races")]
         assert order == ["stream 1", "default stream"]
+
+    def test_a_block_that_is_freed_too_early(self):
+        lines = find_witness(freed_too_early).timeline.splitlines()
+        marked = [line for line in lines if line.endswith("<- races")]
+        assert any("drops block" in line for line in marked)
+        assert any("stream 1" in line and "reads device block" in line for line in marked)
+
+    def test_of_a_long_run_only_what_is_around_the_race_is_told(self):
+        lines = find_witness(long_run).timeline.splitlines()
+        assert len(lines) <= 4 + 2 * AROUND
 
     def test_a_long_one_is_cut_in_the_middle(self):
         rows = [Row("host", f"writes {index}", "", racing=index in (0, 99)) for index in range(100)]
