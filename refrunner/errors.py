@@ -47,4 +47,4 @@ def shown(value: object) -> str:
     try:
         return short_repr(value)
     except Exception as error:  # noqa: BLE001 - the value is a caller's and may raise anything
-        return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
+        return f"<{type(value).__name__} that cannot be shown: {type(error).__name__}>"

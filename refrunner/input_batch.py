@@ -14,6 +14,7 @@ from .block_tables import BlockTables
 from .config import RunnerConfig
 from .device import Device
 from .kernels.input_prep import gather_input_ids, prepare_positions
+from .memory import padded
 from .request_states import RequestStates
 from .staging import PackedUpload
 
@@ -74,11 +75,6 @@ class _Layout:
     seq_lens: NDArray[np.int64]
     padded_tokens: int
     tickets: dict[str, int]
-
-
-def padded(count: int, multiple: int) -> int:
-    """``count`` rounded up."""
-    return -(-count // multiple) * multiple
 
 
 class InputBatchBuilder:

@@ -25,6 +25,7 @@ from .errors import ConfigurationError, StepError
 from .input_batch import InputBatch, InputBatchBuilder
 from .invariants import check_invariants
 from .kernels.input_prep import post_update
+from .memory import allocating
 from .models.config import LlamaConfig
 from .models.llama import LlamaModel
 from .request_states import RequestStates
@@ -49,7 +50,7 @@ class ModelRunner:
             tensors: weights under their Hugging Face names.
 
         Raises:
-            ConfigurationError: sequences could become longer than the model's context.
+            ConfigurationError: sequences could become longer than the model's context, or the memory is not there.
         """
         _check_context(config, model)
         self.config = config
@@ -57,9 +58,10 @@ class ModelRunner:
         self._device = Device(config.device)
         self._model = LlamaModel(model, tensors, self._device.torch_device, config.torch_dtype)
         self._checker = StepChecker(config, model.vocab_size)
-        self._states = RequestStates(config, self._device, model.vocab_size)
-        self._builder = InputBatchBuilder(config, self._device, model.vocab_size)
-        self._attention: AttentionBackend = TorchReferenceAttention(config, model, self._device)
+        with allocating(config, model):
+            self._states = RequestStates(config, self._device, model.vocab_size)
+            self._builder = InputBatchBuilder(config, self._device, model.vocab_size)
+            self._attention: AttentionBackend = TorchReferenceAttention(config, model, self._device)
         self._ring = PinnedRing(self._device)
         # The host's own count of computed tokens. It is right as long as every scheduled token counts.
         self._computed: dict[str, int] = {}

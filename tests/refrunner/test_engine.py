@@ -149,6 +149,16 @@ BAD_PROMPTS = {
 }
 
 
+BAD_PROMPTS |= {
+    "set": ({5, 6}, "prompt token id"),
+    "bytes": (b"ab", "prompt token id b'ab'"),
+    "dict": ({5: 6}, "prompt token id"),
+    "truth": ([True, False], "prompt token id"),
+    "huge id": ([10**10_000], "prompt token id <int that cannot be shown"),
+    "half a surrogate pair": ("a\udc80b", r"prompt 'a\\udc80b': .*character 1 is half a surrogate pair"),
+}
+
+
 @pytest.mark.parametrize("place", [0, 2, 5])
 @pytest.mark.parametrize("case", BAD_PROMPTS)
 def test_one_bad_prompt_refuses_all(engine, case, place):
@@ -171,6 +181,62 @@ def test_a_refused_call_leaves_the_next_one_alone(engine):
 def test_a_bare_text_is_no_list_of_prompts(engine):
     with pytest.raises(RequestError, match="each of its characters would become a prompt"):
         engine.generate("abc")
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"abc", {"abc"}, {"abc": 1}], ids=str)
+def test_what_is_no_list_of_prompts(engine, prompts):
+    with pytest.raises(RequestError, match="prompts is a sequence of prompts") as caught:
+        engine.generate(prompts)
+    assert all((caught.value.subject, caught.value.rule, caught.value.reason, caught.value.remedy))
+    assert is_idle(engine)
+
+
+def test_each_prompt_may_have_parameters_of_its_own(engine):
+    of_each = [
+        SamplingParams(max_tokens=2),
+        SamplingParams(temperature=0.9, seed=-3, max_tokens=4),
+        SamplingParams(temperature=0.9, seed=-3, max_tokens=4, stop_token_ids=(255,)),
+        SamplingParams(temperature=0.9, max_tokens=3),
+    ]
+    prompts = [[5, 6], [5, 6], [5, 6], [5, 6]]
+    together = engine.generate(prompts, of_each)
+    assert [len(completion.token_ids) for completion in together] == [2, 4, 4, 3]
+    # Seeds are used as they are given: none is shifted by its place.
+    assert [completion.seed for completion in together[:3]] == [None, 2**64 - 3, 2**64 - 3]
+    assert together[1].token_ids == together[2].token_ids
+    alone = [engine.generate([prompt], params)[0] for prompt, params in zip(prompts[:3], of_each[:3], strict=True)]
+    assert tokens(together[:3]) == tokens(alone)
+    assert engine.generate(prompts, tuple(of_each))[:3] == together[:3]
+    assert engine.generate([], []) == []
+
+
+BAD_SAMPLING = {
+    "dict": {"temperature": 0.5},
+    "text": "greedy",
+    "number": 0.5,
+    "too few": [SamplingParams()],
+    "too many": [SamplingParams()] * 3,
+    "none inside": [SamplingParams(), None],
+    "dicts inside": [{"temperature": 0.5}] * 2,
+    "empty": [],
+}
+
+
+@pytest.mark.parametrize("case", BAD_SAMPLING)
+def test_parameters_of_another_kind_or_number_are_refused(engine, case):
+    with pytest.raises(RequestError, match="for 2 prompts") as caught:
+        engine.generate([[5], [6]], BAD_SAMPLING[case])
+    assert all((caught.value.subject, caught.value.rule, caught.value.reason, caught.value.remedy))
+    assert is_idle(engine)
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_a_stop_token_that_the_model_cannot_draw_is_refused(engine, each):
+    params = SamplingParams(stop_token_ids=(5, 256))
+    with pytest.raises(RequestError, match=r"stop_token_ids=\(5, 256\)"):
+        engine.generate([[5]], [params] if each else params)
+    assert is_idle(engine)
+    engine.generate([[5]], SamplingParams(stop_token_ids=(255,), max_tokens=1))
 
 
 def test_text_needs_a_tokenizer(checkpoint):
@@ -216,14 +282,23 @@ def test_an_engine_closes_itself(checkpoint, monkeypatch):
     assert closed == [True] * 2
 
 
+def test_a_closed_engine_says_so(checkpoint):
+    engine = Engine(checkpoint, CONFIG)
+    engine.close()
+    engine.close()
+    with pytest.raises(RequestError, match="engine after close") as caught:
+        engine.generate([[5]])
+    assert all((caught.value.subject, caught.value.rule, caught.value.reason, caught.value.remedy))
+
+
 def test_a_runner_longer_than_the_context_is_refused(checkpoint):
-    with pytest.raises(ConfigurationError, match="max_model_len=513"):
-        Engine(checkpoint, replace(CONFIG, max_model_len=513))
+    with pytest.raises(ConfigurationError, match="max_model_len=2049"):
+        Engine(checkpoint, replace(CONFIG, max_model_len=2049))
 
 
 def test_the_default_capacities_hold_two_full_sequences(checkpoint):
     config = default_config(checkpoint)
-    assert config.max_model_len == 512
+    assert config.max_model_len == 2048
     assert config.num_kv_blocks - 1 == 2 * config.max_blocks_per_request
     long = replace(checkpoint, config=replace(checkpoint.config, max_position_embeddings=100_000))
     assert default_config(long).max_model_len == 4096

@@ -1,0 +1,68 @@
+"""How much memory a runner asks for, and the error when it is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from .config import RunnerConfig
+from .errors import ConfigurationError
+from .models.config import LlamaConfig
+
+LARGEST_TENSOR = 2**63 - 1
+# Beside the tensors: an entry of a Python list of ints, for the free rows and the free blocks.
+LIST_ENTRY = 36
+
+
+def padded(count: int, multiple: int) -> int:
+    """``count`` rounded up."""
+    return -(-count // multiple) * multiple
+
+
+def tensor_bytes(config: RunnerConfig, model: LlamaConfig) -> int:
+    """Bytes of the tables, input buffers and KV cache that a runner allocates; weights and activations come on top."""
+    rows, columns = config.max_num_reqs, config.max_blocks_per_request
+    requests, tokens = padded(rows, config.pad_to), padded(config.max_num_batched_tokens, config.pad_to)
+    states = rows * (3 * 4 + 4 * config.max_model_len + 4 + 8)
+    tables = (rows + requests) * columns * 4 + tokens * 8
+    inputs = tokens * (4 + 8) + requests * 4
+    slots = config.num_kv_blocks * config.block_size
+    cache = model.num_layers * 2 * slots * model.num_kv_heads * model.head_dim * config.torch_dtype.itemsize
+    return states + tables + inputs + cache
+
+
+@contextmanager
+def allocating(config: RunnerConfig, model: LlamaConfig) -> Iterator[None]:
+    """Scope in which the runner allocates its tensors.
+
+    Raises:
+        ConfigurationError: the memory is not there; nothing stays allocated.
+    """
+    needed = tensor_bytes(config, model)
+    try:
+        _require(config, needed)
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise ConfigurationError(
+            f"RunnerConfig(max_num_reqs={config.max_num_reqs}, max_model_len={config.max_model_len}, "
+            f"max_num_batched_tokens={config.max_num_batched_tokens}, num_kv_blocks={config.num_kv_blocks}, "
+            f"block_size={config.block_size}, pad_to={config.pad_to})",
+            f"its tables and KV cache take {needed:,} bytes, and device {config.device!r} does not give them",
+            "everything that a step needs is allocated at start, so that no step can run out of memory",
+            "smaller capacities, or a device with more memory",
+        ) from error
+
+
+def _require(config: RunnerConfig, needed: int) -> None:
+    """Ask for all at once: table by table, the last one would fail, or the machine, when the others fill memory."""
+    needed += LIST_ENTRY * (config.max_num_reqs + config.num_kv_blocks)
+    if needed > LARGEST_TENSOR:
+        raise MemoryError
+    if torch.device(config.device).type != "cpu":
+        return  # a GPU refuses by itself, and a trial would leave its allocator with a block of this size
+    try:
+        torch.empty(needed, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise MemoryError from error
