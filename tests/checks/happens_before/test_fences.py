@@ -87,6 +87,34 @@ def test_all_that_can_go_can_go_together(drive, records):
     assert fences[32].redundant_with == (fences[31].where,)
 
 
+def test_three_of_which_any_one_is_enough(drive, records):
+    buffer, other = drive.pinned(), drive.device()
+    drive.kernel(drive.one, 10, reads=[(buffer, 0, 8)])
+    for line in (31, 32, 33):
+        drive.kernel(drive.one, 11, writes=[(other, 0, 8)])
+        drive.synchronize(drive.sink.release(drive.one), line)
+    drive.touch(20, writes=[(buffer, 0, 8)])
+    fences = by_line(records)
+    assert [fences[line].can_go for line in (31, 32, 33)] == [True, True, False]
+    assert set(fences[33].redundant_with) == {fences[31].where, fences[32].where}
+
+
+def test_partners_are_only_those_that_matter(drive, records):
+    two_for_one(drive)
+    spare, buffer = drive.device(), drive.pinned()
+    for line in (41, 42, 43):
+        drive.kernel(drive.two, line - 30, writes=[(spare, 0, 8)])
+        drive.synchronize(drive.sink.release(drive.two), line)
+    drive.kernel(drive.two, 14, reads=[(buffer, 0, 8)])
+    for line in (51, 52, 53):
+        drive.kernel(drive.two, 15, writes=[(spare, 0, 8)])
+        drive.synchronize(drive.sink.release(drive.two), line)
+    drive.touch(21, writes=[(buffer, 0, 8)])
+    fences = by_line(records)
+    assert {line for line, fence in fences.items() if not fence.can_go} == {32, 53}
+    assert set(fences[53].redundant_with) == {fences[51].where, fences[52].where}
+
+
 def test_one_fence_stands_for_two(drive, records):
     """The last one can go only while both others stay."""
     left, right = drive.pinned(), drive.pinned()

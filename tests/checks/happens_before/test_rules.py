@@ -127,6 +127,18 @@ def test_in_place_host_operation_is_one_finding(drive, codes):
     assert codes() == ["MRV203"]
 
 
+def test_copy_that_writes_or_reads_pinned_memory_in_place_is_a_use_like_a_kernels(drive, codes):
+    """Through a device view of pinned memory, an upload can write to it and a download read from it."""
+    target, source = drive.pinned(), drive.pinned()
+    upload = drive.on(drive.one, OperationKind.COPY_TO_DEVICE, "memcpy", 10)
+    drive.tell(upload, writes=[(target, 0, 8)])
+    download = drive.on(drive.one, OperationKind.COPY_TO_HOST, "memcpy", 11)
+    drive.tell(download, reads=[(source, 0, 8)])
+    drive.touch(20, writes=[(target, 0, 8)])
+    drive.touch(21, writes=[(source, 0, 8)])
+    assert codes() == ["MRV202", "MRV202"]
+
+
 def test_two_streams(drive, judge):
     block = drive.device()
     drive.kernel(drive.one, 10, name="writer", writes=[(block, 0, 64)])

@@ -289,6 +289,26 @@ def test_ended_lane_can_be_released_after_it_was_forgotten(eager, drive, judge):
     assert judge.findings == []
 
 
+def test_ended_lane_is_kept_while_it_knows_more_than_others(eager, drive, judge):
+    source, target, worker = drive.device(), drive.pinned(), drive.thread()
+    drive.download(drive.one, source=(source, 0, 64), target=(target, 0, 64))
+    drive.synchronize(drive.sink.release(drive.one), host=worker)
+    drive.sink.end_lane(worker)
+    drive.sink.acquire(drive.host, drive.sink.release(worker))
+    drive.touch(reads=[(target, 0, 64)])
+    assert judge.findings == []
+
+
+def test_ended_lane_is_kept_while_an_operation_of_it_is_open(eager, drive, codes):
+    buffer = drive.pinned()
+    with drive.branch(drive.one) as branch:
+        kernel = drive.open(branch)
+        drive.touch(writes=[(buffer, 0, 8)])
+        drive.sink.acquire(drive.host, drive.sink.release(branch))
+    drive.run(kernel, reads=[(buffer, 0, 8)])
+    assert codes() == ["MRV202"]
+
+
 # ---- mistakes of a frontend
 
 

@@ -175,6 +175,7 @@ DAMAGE = {
     "line missing": lambda t: t.write_text(
         "".join(line for i, line in enumerate(t.read_text().splitlines(True)) if i != 20)
     ),
+    "end that counts otherwise": lambda t: changed(t, "end", events=3),
     "something after the end": lambda t: t.write_text(t.read_text() + '{"event":"lane"}\n'),
     "blank line": lambda t: t.write_text(t.read_text().replace("\n", "\n\n", 1)),
     "no text": lambda t: t.write_bytes(b'{"trace":1}\n\xff\xfe\n'),
