@@ -8,18 +8,19 @@ An accepted finding is still listed, but does not fail the run.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mrv2.checks.codes import CODES
 from mrv2.checks.findings import JSON, Finding
 
 from .identity import identity
-from .json_report import load_json
+from .json_report import VERSION, is_version, load_json
 from .problem import InputError
 
-VERSION = 1
 _FIELDS = ("fingerprint", "code", "reason", "owner")
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 
@@ -59,7 +60,7 @@ def read_baseline(path: Path) -> Baseline:
     """
     content = load_json(path, "--baseline")
     accepted = content.get("accepted") if isinstance(content, Mapping) else None
-    if not isinstance(content, Mapping) or content.get("schema") != VERSION or not isinstance(accepted, list):
+    if not isinstance(content, Mapping) or not is_version(content.get("schema")) or not isinstance(accepted, list):
         raise InputError(
             f"--baseline {path}",
             f'a baseline is an object with "schema": {VERSION} and a list "accepted"',
@@ -87,7 +88,19 @@ def _entry(path: Path, index: int, value: JSON) -> Accepted:
             "a finding that is accepted without a reason or an owner is one that nobody will ever look at again",
             "fingerprint and code copied from a report written with --json, why it is accepted, and by whom",
         )
+    _check_code(path, index, str(fields["code"]))
     return Accepted(*(str(fields[name]) for name in _FIELDS))
+
+
+def _check_code(path: Path, index: int, code: str) -> None:
+    if code not in CODES:
+        close = difflib.get_close_matches(code, CODES, n=2)
+        raise InputError(
+            f"--baseline {path}, entry {index}, code {code!r}",
+            "the code must be one that a finding can have",
+            "an entry with another code accepts nothing, for ever",
+            " or ".join(close) if close else "a code that mrv2 explain --list names",
+        )
 
 
 def _refuse_twins(path: Path, entries: tuple[Accepted, ...]) -> None:

@@ -6,10 +6,12 @@ one, never half of one.
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib.resources
 import json
 import os
+import stat
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -150,17 +152,17 @@ def check_destination(path: Path) -> None:
     Raises:
         InputError: the folder is missing or not writable, or ``path`` is something other than a file.
     """
-    final = _final(path)
-    if final.exists() and not final.is_file():
-        raise _bad_destination(path, "it exists and is not a regular file")
-    if not final.parent.is_dir():
-        raise _bad_destination(path, f"the folder {final.parent} does not exist")
-    probe = _temporary(final)
     try:
+        final = _final(path)
+        if final.is_symlink() or (final.exists() and not final.is_file()):  # a resolved link is one to itself
+            raise _bad_destination(path, "it exists and is not a regular file")
+        if not final.parent.is_dir():
+            raise _bad_destination(path, f"the folder {final.parent} does not exist")
+        probe = _temporary(final)
         probe.touch(exist_ok=False)
         probe.unlink()
-    except OSError as error:
-        raise _bad_destination(path, f"{error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        raise _bad_destination(path, getattr(error, "strerror", None) or str(error)) from error
 
 
 def write_report(path: Path, report: Report) -> None:
@@ -191,7 +193,7 @@ def _final(path: Path) -> Path:
 
 def _temporary(final: Path) -> Path:
     """A name in the same folder (``os.replace`` is atomic only within a file system), free for this process."""
-    return final.with_name(f".{final.name[:64]}.{uuid.uuid4().hex}.tmp")
+    return final.with_name(f".{final.name[:32]}.{uuid.uuid4().hex}.tmp")
 
 
 def _bad_destination(path: Path, detail: str) -> InputError:
@@ -211,7 +213,7 @@ def read_report(path: Path) -> Report:
     """
     content = load_json(path, "report")
     version = content.get("schema") if isinstance(content, dict) else None
-    if version != VERSION or isinstance(version, bool):
+    if not is_version(version):
         raise InputError(
             f"report {path}",
             f"its schema version must be {VERSION}, and it is {str(version)[:40]}",
@@ -237,10 +239,13 @@ def load_json(path: Path, role: str) -> Any:
         role: what the file is, for the error, e.g. ``"--baseline"``.
 
     Raises:
-        InputError: not readable, not UTF-8, or not JSON (NaN is not JSON).
+        InputError: not a file, not readable, not UTF-8, not JSON (NaN is not JSON), or with a key twice in one object.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        _refuse_device(path)
+        content = json.loads(
+            path.read_text(encoding="utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_refuse_twins
+        )
         json.dumps(content, ensure_ascii=False).encode()  # half a surrogate pair parses, but is no text
         return content
     except OSError as error:
@@ -257,6 +262,29 @@ def load_json(path: Path, role: str) -> Any:
             "a damaged file could accept or hide a finding",
             "a complete file, as it was written",
         ) from error
+
+
+def is_version(value: object) -> bool:
+    """Whether a parsed ``schema`` is the number of this version; ``true`` and ``1.0`` equal 1, but are not it."""
+    return type(value) is int and value == VERSION
+
+
+def _refuse_device(path: Path) -> None:
+    """To read a pipe may hang, and a device may never end.
+
+    Raises:
+        OSError: the path names one of them, or nothing.
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.EINVAL, "it is a pipe, a socket or a device")
+
+
+def _refuse_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        raise ValueError("a key occurs twice in one object")
+    return content
 
 
 def _refuse_constant(name: str) -> NoReturn:

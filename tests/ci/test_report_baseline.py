@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,8 @@ BAD_ENTRIES: list[object] = [
     [{key: value for key, value in entry(finding()).items() if key != "reason"}],
     [entry(finding(), owner=None)],
     [entry(finding(), code=302)],
+    [entry(finding(), code="MRV999")],
+    [entry(finding(), code="mrv302")],
     [entry(finding(), fingerprint="*")],
     [entry(finding(), fingerprint="0123456789ABCDEF")],
     [entry(finding(), until="2027")],
@@ -129,7 +132,19 @@ def test_malformed_entries_are_four_part_errors(accepted: object, tmp_path: Path
     assert caught.value.rule and caught.value.reason and caught.value.remedy
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"schema": 2, "accepted": []}', '{"accepted": []}', "NaN"])
+MALFORMED = [
+    "",
+    "[]",
+    '{"schema": 2, "accepted": []}',
+    '{"schema": true, "accepted": []}',
+    '{"schema": 1.0, "accepted": []}',
+    '{"schema": 1, "accepted": [], "accepted": []}',
+    '{"accepted": []}',
+    "NaN",
+]
+
+
+@pytest.mark.parametrize("content", MALFORMED)
 def test_malformed_files_are_four_part_errors(content: str, tmp_path: Path) -> None:
     path = tmp_path / "b.json"
     path.write_text(content)
@@ -140,3 +155,17 @@ def test_malformed_files_are_four_part_errors(content: str, tmp_path: Path) -> N
 def test_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
         read_baseline(tmp_path / "absent.json")
+
+
+def test_a_pipe_and_a_device_are_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null"), Path("/dev/zero")):
+        with pytest.raises(InputError, match="a pipe, a socket or a device"):
+            read_baseline(path)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"], ids=["long", "null"])
+def test_a_name_that_no_file_has_is_an_error(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        read_baseline(tmp_path / name)
+    assert caught.value.rule and caught.value.reason and caught.value.remedy

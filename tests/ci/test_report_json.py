@@ -268,6 +268,8 @@ def assert_is_read_back(finding: Finding, tmp_path: Path) -> None:
         b'{"schema": 2}',
         b'{"schema": true}',
         b'{"schema": "1"}',
+        b'{"schema": 1.0}',
+        b'{"schema": 1, "schema": 1}',
         b'{"schema": 1}',
         b'{"schema": 1, "command": "\\ud800"}',
         b"[" * 100_000,
@@ -330,15 +332,25 @@ def test_link_stays_a_link(tmp_path: Path) -> None:
     assert read_report(tmp_path / "real" / "report.json").command == "verify"
 
 
-@pytest.mark.parametrize("name", ["absent/report.json", "file/report.json", "folder", "/dev/null"])
+@pytest.mark.parametrize(
+    "name", ["absent/report.json", "file/report.json", "folder", "/dev/null", "x" * 300, "a\0b", "loop"]
+)
 def test_destination_is_refused_before_the_run(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(InputError) as caught:
         check_destination(tmp_path / name)
     assert name in caught.value.subject
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_longest_name_is_fine_in_any_alphabet(tmp_path: Path) -> None:
+    path = tmp_path / ("\N{CHECK MARK}" * 83 + ".json")
+    check_destination(path)
+    write_report(path, full_report())
+    assert read_report(path).command == "verify"
 
 
 def test_unwritable_folder_is_refused_even_for_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
