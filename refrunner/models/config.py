@@ -13,6 +13,8 @@ from ..errors import CheckpointError
 # Token ids and sizes are int32 on the device; a larger number in a file is damage or a lie.
 LARGEST_SIZE = 2**31 - 1
 SCALED_ROPE = "scaled rotary embeddings stretch the positions; only the plain one is implemented"
+SCALED = "only attention is scaled here, by the root of a head's width; another factor gives other tokens"
+CAPPED = "activations and logits are not capped here; a cap gives other tokens"
 _SIZES = (
     "vocab_size",
     "hidden_size",
@@ -33,6 +35,19 @@ _ACCEPTED: dict[str, tuple[tuple[object, ...], str]] = {
     "partial_rotary_factor": ((None, 1), "the rotary embedding turns the whole head here"),
     "rope_interleaved": ((None, False), "the rotary embedding pairs the two halves of a head here, not neighbours"),
     "num_local_experts": ((None, 1), "there is one feed-forward layer here; experts are not implemented"),
+    "logit_scale": ((None, 1), SCALED),
+    "logits_scaling": ((None, 1), SCALED),
+    "embedding_multiplier": ((None, 1), SCALED),
+    "scale_emb": ((None, 1), SCALED),
+    "residual_multiplier": ((None, 1), SCALED),
+    "scale_depth": ((None,), SCALED),
+    "attention_multiplier": ((None,), SCALED),
+    "query_pre_attn_scalar": ((None,), SCALED),
+    "final_logit_softcapping": ((None,), CAPPED),
+    "attn_logit_softcapping": ((None,), CAPPED),
+    "clip_qkv": ((None,), CAPPED),
+    "use_qk_norm": ((None, False), "queries and keys are not normalised here"),
+    "no_rope_layers": ((None,), "every layer has the rotary embedding here"),
 }
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from ..errors import CheckpointError
-from .config import SCALED_ROPE, LlamaConfig, refuse_unless, required, split_evenly, unsupported
+from .config import CAPPED, SCALED, SCALED_ROPE, LlamaConfig, refuse_unless, required, split_evenly, unsupported
 from .faults import located, optional_module, parsing
 from .hugging_face import check_regular_file
 from .weights import EMBEDDING, OUTPUT, Checkpoint, count_parameters, read_tensors
@@ -41,6 +41,13 @@ _ACCEPTED: dict[str, tuple[tuple[object, ...], str]] = {
     "llama.attention.sliding_window": ((None, 0), "attention is full here; a window is not implemented"),
     "llama.attention.causal": ((None, True), "every token sees only those before it here"),
     "llama.expert_count": ((None, 0), "there is one feed-forward layer here; experts are not implemented"),
+    "llama.logit_scale": ((None, 1), SCALED),
+    "llama.embedding_scale": ((None, 1), SCALED),
+    "llama.residual_scale": ((None, 1), SCALED),
+    "llama.attention.scale": ((None,), SCALED),
+    "llama.attention.clamp_kqv": ((None,), CAPPED),
+    "llama.attn_logit_softcapping": ((None,), CAPPED),
+    "llama.final_logit_softcapping": ((None,), CAPPED),
 }
 
 

@@ -47,11 +47,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON file whose top level is an object.
 
     Raises:
-        CheckpointError: the file is missing, not a regular file, not JSON, or not an object.
+        CheckpointError: the file is missing, not a regular file, not JSON, not an object, or names a key twice.
     """
     check_regular_file(path)
     with parsing(f"file {path.name!r}"):
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
     if not isinstance(content, dict):
         raise CheckpointError(
             f"file {path.name!r}",
@@ -59,6 +59,15 @@ def read_json_object(path: Path) -> dict[str, Any]:
             "its settings are looked up by name",
             "the file that was published with the weights",
         )
+    return content
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of a file; of two values for one key, readers differ in which they take."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        repeated = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
+        raise ValueError(f"key {repeated!r} occurs twice")
     return content
 
 

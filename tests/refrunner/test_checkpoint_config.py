@@ -90,6 +90,19 @@ def test_a_missing_key_is_named(key):
         ("partial_rotary_factor", 0.5),
         ("rope_interleaved", True),
         ("num_local_experts", 8),
+        ("logit_scale", 0.0625),
+        ("logits_scaling", 8.0),
+        ("embedding_multiplier", 12.0),
+        ("scale_emb", 12),
+        ("residual_multiplier", 0.22),
+        ("scale_depth", 1.4),
+        ("attention_multiplier", 0.0625),
+        ("query_pre_attn_scalar", 256),
+        ("final_logit_softcapping", 30.0),
+        ("attn_logit_softcapping", 50.0),
+        ("clip_qkv", 8.0),
+        ("use_qk_norm", True),
+        ("no_rope_layers", [1, 1]),
         ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
         ("rope_scaling", {"type": "linear", "factor": 2.0}),
         ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}),
@@ -104,6 +117,7 @@ def test_an_unsupported_feature_is_refused_by_name(key, value):
 
 def test_neutral_values_of_unsupported_features_are_accepted():
     neutral = {"sliding_window": None, "rope_scaling": None, "layer_types": ["full_attention"] * 2, "torch_dtype": "x"}
+    neutral |= {"logit_scale": 1.0, "final_logit_softcapping": None, "embedding_multiplier": 1, "use_qk_norm": False}
     assert LlamaConfig.from_hugging_face(PLAIN | neutral) == TINY_CONFIG
 
 

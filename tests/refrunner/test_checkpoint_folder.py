@@ -188,6 +188,15 @@ def test_a_damaged_config_is_refused(tmp_path, content):
     assert "config.json" in refusal(folder).subject
 
 
+@pytest.mark.parametrize("text", ['{"rope_theta": 1, "rope_theta": 2}', '{"a": {"b": 1, "c": 2, "b": 1}}'])
+def test_a_key_that_occurs_twice_is_refused(tmp_path, text):
+    folder = write(tmp_path / "m")
+    (folder / "config.json").write_text(text)
+    error = refusal(folder)
+    assert "config.json" in error.subject
+    assert "occurs twice" in str(error)
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_folder_in_place_of_a_file_is_refused(tmp_path, name):
     folder = write(tmp_path / "m")
