@@ -16,7 +16,7 @@ from ..happens_before.core import HappensBefore
 from ..happens_before.recording import Tee
 from ..happens_before.trace import TraceWriter
 from .install import installed
-from .memory import POISON
+from .memory import POISON, Poison
 from .runtime import Runtime
 from .schedules import Schedule, Scheduler, start_scheduler
 from .streams import active_runtime
@@ -66,7 +66,7 @@ def virtual_device(
     seed: int = 0,
     *,
     trace: Path | str | None = None,
-    poison: int = POISON,
+    poison: Poison = POISON,
     sink: EventSink | None = None,
     hooks: tuple[Hook, ...] = (),
 ) -> Iterator[VirtualDevice]:
@@ -76,8 +76,8 @@ def virtual_device(
         schedule: when the device runs what; see :mod:`mrv2.checks.virtual.schedules`.
         seed: of the schedule.
         trace: file to write the events to, as JSON lines.
-        poison: byte that memory holds before it is written; a program whose result depends on it reads
-            uninitialised memory.
+        poison: byte that memory holds before it is written, or a function that gives it for each allocation by its
+            number; see :mod:`mrv2.checks.virtual.uninitialised`.
         sink: judges the events, in the place of the happens-before checker.
         hooks: installers beyond the standard ones, each of which returns its undo.
 

@@ -39,9 +39,16 @@ def _handles(*functions: Any) -> Callable[[Handler], Handler]:
     return register
 
 
-def names_device_tensor(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> bool:
-    """Whether a C++ function was given a device tensor and no device: then what it allocates is the device's."""
-    if isinstance(func, FunctionType) or (kwargs and kwargs.get("device") is not None):
+def names_device_tensor(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, *, from_cpp: bool) -> bool:
+    """Whether a function was given a device tensor and no device: then what C++ allocates in it is the device's.
+
+    Args:
+        func: that is being called; one written in Python may well allocate on the host.
+        args: of the call.
+        kwargs: of the call.
+        from_cpp: whether the allocation is surely C++'s.
+    """
+    if (isinstance(func, FunctionType) and not from_cpp) or (kwargs and kwargs.get("device") is not None):
         return False
     for value in (*args, *(kwargs or {}).values()):
         if type(value) is DeviceTensor:

@@ -26,8 +26,12 @@ MAX_PLANS = 1 << 16
 MAX_STAND_IN = 1 << 18
 #: Their shape depends on the value of scalar operands.
 _SHAPED_BY_SCALARS = frozenset({"aten::arange", "aten::range", "aten::linspace", "aten::logspace", "aten::bucketize"})
+#: Operators that are not elementwise but compute into memory of the right shape as it is.
+_COMPUTED_IN_PLACE = frozenset(
+    f"aten::{name}" for name in ("mm", "bmm", "addmm", "baddbmm", "cat", "gather", "index_select", "_softmax", "argmax")
+)
 #: Operators of these are torch's own.
-OWN_NAMESPACES = frozenset({"aten", "prim", "prims", "inductor", "profiler", "quantized"})
+OWN_NAMESPACES = frozenset({"aten", "prim", "prims", "inductor", "profiler", "quantized", "torch_nn"})
 _DATA_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
@@ -74,7 +78,7 @@ class Operator:
         scalars = {a.name for a in arguments if str(a.type) == "number" or str(a.type) == "Scalar"}
         self.scalars: frozenset[str] = frozenset() if self.schema_name in _SHAPED_BY_SCALARS else frozenset(scalars)
         self.scalar_places = frozenset(i for i, a in enumerate(arguments) if a.name in self.scalars)
-        self.returns_list = len(schema.returns) == 1 and "[]" in str(schema.returns[0].type)
+        self.returns_list = len(schema.returns) == 1 and str(schema.returns[0].type).startswith("List[")
         self.returns_one = len(schema.returns) == 1 and not self.returns_list
         self.returns_nothing = not schema.returns
 
@@ -88,8 +92,13 @@ class Operator:
 
 
 def _computes_into(func: Any) -> Any:
-    """The overload that computes the same into memory it is given, if there is one: it saves a copy."""
+    """The overload that computes the same into memory it is given, if there is one: it saves a copy.
+
+    Only of operators that surely leave the shape of that memory alone: some losses use it for intermediate results.
+    """
     schema = func._schema
+    if torch.Tag.pointwise not in func.tags and schema.name not in _COMPUTED_IN_PLACE:
+        return None
     if len(schema.returns) != 1 or str(schema.returns[0].type) != "Tensor" or schema.is_mutable:
         return None
     wanted = [(argument.name, str(argument.type)) for argument in schema.arguments]

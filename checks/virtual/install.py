@@ -6,12 +6,14 @@ Every change is one entry of an exit stack, so leaving undoes all of them in rev
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import cuda_api
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
     from .runtime import Runtime
 
 _MISSING = object()
+_ANSWERED: tuple[tuple[Any, str], ...] = (
+    (torch, "tensor"), (torch, "as_tensor"), (torch, "asarray"), (torch.Tensor, "to"), (torch.Tensor, "cuda"),
+    (torch.Tensor, "new_tensor"),
+)  # fmt: skip
+#: Functions of torch that remember sets of its functions, and might remember ours.
+_REMEMBERING = ("get_ignored_functions", "get_testing_overrides", "_get_overridable_functions", "_get_tensor_methods")
 
 
 class DispatchMode(TorchDispatchMode):
@@ -153,9 +161,30 @@ def patch_torch(runtime: Runtime, patches: Patches) -> None:
     patches.set_all(torch.accelerator, api.accelerator())
     patches.set_all(torch, cuda_api.GENERIC | cuda_api.autocast())
     patches.set(torch.Tensor, "record_stream", _record_stream)
+    _answer_everywhere(runtime, patches)
     overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     patches.undo(torch.__future__.set_overwrite_module_params_on_conversion, overwrite)
+
+
+def _answer_everywhere(runtime: Runtime, patches: Patches) -> None:
+    """Answer some calls also where no function mode sees them: in torch's own Python code, and in other threads."""
+    _device_constructors()  # torch remembers its functions by identity here: the true ones, not ours
+    for target, name in _ANSWERED:
+        patches.set(target, name, _answered(runtime, getattr(target, name)))
+    for name in _REMEMBERING:
+        patches.undo(getattr(torch.overrides, name).cache_clear)
+
+
+def _answered(runtime: Runtime, function: Any) -> Callable[..., Any]:
+    handler = handler_of(function)
+    assert handler is not None
+
+    @functools.wraps(function)
+    def answered(*args: Any, **kwargs: Any) -> Any:
+        return handler(runtime, function, args, kwargs)
+
+    return answered
 
 
 def _maker(replacement: Callable[..., Any]) -> Callable[..., Any]:

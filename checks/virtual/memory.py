@@ -5,7 +5,8 @@ when the allocator may give it away, and when a race with work still pending is 
 that was pending then has run, because on the host they are real memory: a kernel that reads a dropped block must read
 wrong values, not crash the process.
 
-What a dropped block holds is poison from the moment at which another owner could have written to it.
+What a dropped block holds is poison from the moment at which another owner could have written to it; what fresh
+memory holds is for whoever opens the device to say, for each allocation.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import bisect
 import ctypes
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -28,8 +29,6 @@ from .queues import PendingOperation, Queue
 from .stacks import program_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from .graphs import Capture
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
 
 #: A pattern that is a large negative integer, an unlikely float and an invalid index.
 POISON = 0xFB
+#: The byte that fresh memory holds: one for all, or one for each allocation by its number, counted from 0.
+Poison: TypeAlias = int | Callable[[int], int]
 #: A drop happens for every intermediate result, and its innermost frames tell which.
 DROP_FRAMES = 3
 
@@ -166,9 +167,10 @@ class BlockMap:
 class Memory:
     """Both allocators of one device."""
 
-    def __init__(self, runtime: Runtime, poison: int) -> None:
+    def __init__(self, runtime: Runtime, poison: Poison) -> None:
         self.runtime = runtime
         self.blocks = BlockMap()
+        self.allocations = 0
         self.pinned_blocks = 0
         self.allocated = 0
         self.peak = 0
@@ -184,7 +186,7 @@ class Memory:
         if size == 0:
             return raw, None
         base = raw.data_ptr()
-        ctypes.memset(base, self._poison, size)
+        self._poison_fresh(base, size)
         stack = program_stack()
         block = Block(self, raw, base, size, Space.DEVICE, layout, stack)
         block.queue = queue
@@ -206,11 +208,11 @@ class Memory:
         size = layout.span
         owner = torch.empty(max(size, 1), dtype=torch.uint8)
         base = owner.data_ptr()
-        ctypes.memset(base, self._poison, len(owner))
         storage = torch.from_numpy(owner.numpy()).untyped_storage()
         tensor = torch.empty(0, dtype=layout.dtype).set_(storage, 0, layout.shape, layout.stride)
         if size == 0:
             return tensor
+        self._poison_fresh(base, size)
         runtime = self.runtime
         block = Block(self, owner, base, size, Space.PINNED, layout, program_stack())
         block.storage = storage._cdata
@@ -222,6 +224,11 @@ class Memory:
         self.pinned_blocks += 1
         weakref.finalize(storage, _dropped, block).atexit = False
         return tensor
+
+    def _poison_fresh(self, address: int, size: int) -> None:
+        poison = self._poison
+        ctypes.memset(address, poison if isinstance(poison, int) else poison(self.allocations), size)
+        self.allocations += 1
 
     def _adopt_into_graph(self, block: Block, capture: Capture) -> None:
         """What is allocated in a capture belongs to the graph, and is handed out to nobody while it lives."""
@@ -277,7 +284,7 @@ class Memory:
             mark = PendingOperation(-1, "reuse", self._poisoner(block), queue, (), after=after, mark=True)
             self.runtime.engine.submit(mark)
         else:
-            ctypes.memset(block.base, self._poison, block.size)
+            ctypes.memset(block.base, POISON, block.size)
 
     def _poison_after_copies(self, block: Block) -> None:
         """The host allocator waits for copies that it knows of, and for nothing else."""
@@ -299,7 +306,7 @@ class Memory:
     def _poisoner(self, block: Block) -> Callable[[], None]:
         def poison() -> None:
             if block.owner is not None:
-                ctypes.memset(block.base, self._poison, block.size)
+                ctypes.memset(block.base, POISON, block.size)
 
         return poison
 

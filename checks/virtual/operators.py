@@ -89,16 +89,19 @@ class Operators:
             target = call.kwargs.get("device")
             if target is not None:
                 on_device = needs_device(target)
-                if target.type == "cpu" and self._meant_for_device():
+                if target.type == "cpu" and self._meant_for_device(call):
                     on_device, call.key = True, None  # which side it is does not follow from the arguments
         special = self._special.get(operator.func)
         if special is not None:
             return special(call)
         return self._on_device(call) if on_device else self._on_host(call)
 
-    def _meant_for_device(self) -> bool:
-        """C++ allocates helpers like its argument, which it takes to be on the CPU; the argument knows better."""
-        return self._inside_device_call or self._runtime.inside_device_call()
+    def _meant_for_device(self, call: Call) -> bool:
+        """C++ allocates helpers like its argument, which it takes to be on the CPU; the argument knows better.
+
+        Such an allocation names its layout, which a call from Python hardly ever does.
+        """
+        return self._inside_device_call or self._runtime.inside_device_call(from_cpp="layout" in call.kwargs)
 
     # Host
 

@@ -15,7 +15,7 @@ from .copies import Copies
 from .functions import names_device_tensor
 from .generators import Generators
 from .graphs import Captures
-from .memory import Block, Memory
+from .memory import Block, Memory, Poison
 from .operators import Operators
 from .order import Order
 from .queues import Engine, PendingOperation, Queue, Work
@@ -54,7 +54,7 @@ class Runtime:
         upload_guard: asked at each upload that reads its source later; the check it returns runs before the copy.
     """
 
-    def __init__(self, sink: EventSink, scheduler: Scheduler, *, poison: int) -> None:
+    def __init__(self, sink: EventSink, scheduler: Scheduler, *, poison: Poison) -> None:
         self.sink = sink
         self.scheduler = scheduler
         self.lock = threading.RLock()
@@ -105,10 +105,10 @@ class Runtime:
         """An ATen operator was called."""
         return self.operators.dispatch(func, args, kwargs)
 
-    def inside_device_call(self) -> bool:
+    def inside_device_call(self, *, from_cpp: bool) -> bool:
         """Whether the torch function being called in this thread works on device tensors."""
         call = heres.here.call
-        return call is not None and names_device_tensor(*call)
+        return call is not None and names_device_tensor(*call, from_cpp=from_cpp)
 
     # Memory
 

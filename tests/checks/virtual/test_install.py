@@ -74,6 +74,15 @@ def test_leaving_undoes_every_patch(schedule, sink, body):
         torch.ones(2).to("cuda")
 
 
+def test_torch_remembers_none_of_our_functions():
+    with virtual_device("late"), torch.device("cuda"):
+        assert torch.tensor([1.0]).is_cuda
+        torch.overrides.get_overridable_functions()
+    with torch.device("meta"):
+        assert torch.tensor([1.0]).is_meta
+    assert torch.overrides.is_tensor_method_or_property(torch.Tensor.to)
+
+
 def test_hooks_are_undone_in_reverse_order(sink):
     undone = []
 

@@ -121,6 +121,17 @@ def test_tensors_of_tensors(vd):
     assert w.tolist() == [2.5, 3] and vd.findings == []
 
 
+def test_parts_of_torch_that_are_written_in_python(vd):
+    rows, columns = torch.unravel_index(torch.tensor([3, 5], device="cuda"), (2, 4))
+    assert rows.is_cuda and columns.tolist() == [3, 1]
+    x = torch.arange(4.0, device="cuda").view(1, 1, 4)
+    assert torch.nn.functional.pad(x, (1, 1), mode="circular").tolist() == [[[3, 0, 1, 2, 3, 0]]]
+    loss = torch.nn.functional.binary_cross_entropy
+    assert loss(x / 4, x / 4).item() == loss(x.cpu() / 4, x.cpu() / 4).item()
+    assert [part.tolist() for part in torch.unsafe_split(x[0, 0], 2)] == [[0, 1], [2, 3]]
+    assert vd.findings == []
+
+
 def test_backward(vd):
     weight = torch.nn.Parameter(torch.ones(4, device="cuda"))
     (weight * torch.arange(4.0, device="cuda")).sum().backward()
