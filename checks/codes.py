@@ -225,6 +225,21 @@ _ENTRIES = (
         stage="races",
     ),
     CodeInfo(
+        code="MRV213",
+        title="uninitialised device memory reaches a result",
+        soundness=Soundness.SOUND,
+        rule="what a program returns is the same whatever fresh memory held",
+        why="on a GPU fresh memory holds what its last owner left: a right answer in a test, another request's data or "
+        "NaN in production",
+        remedy="write all of the memory before it is read, or mask what was not written where it is read. Missed: what "
+        "comes out the same for the three bytes tried, and pageable host memory",
+        example=Example(
+            "out = torch.empty(padded, device='cuda')\nkernel[grid](x, out, n)  # writes the first n\nout.sum()",
+            "out = torch.empty(padded, device='cuda')\nkernel[grid](x, out, n)\nout[:n].sum()",
+        ),
+        stage="races",
+    ),
+    CodeInfo(
         code="MRV214",
         title="an operation failed on the device",
         soundness=Soundness.SOUND,

@@ -14,6 +14,7 @@ from ..events import EventSink
 from ..findings import Finding
 from ..happens_before.core import HappensBefore
 from .device import virtual_device
+from .memory import POISON, Poison
 from .runtime import Runtime
 from .schedules import Decision, Recorder, Schedule, Scheduler
 from .stacks import calls_program
@@ -60,6 +61,7 @@ def run_program(
     note: Note | None = None,
     judge: EventSink | None = None,
     scheduler: Scheduler | None = None,
+    poison: Poison = POISON,
     hooks: tuple[Callable[[Runtime], Callable[[], None]], ...] = (),
 ) -> Run:
     """Run a program on a virtual device of its own.
@@ -71,6 +73,7 @@ def run_program(
         note: is called with each entry of the run's transcript.
         judge: the sink; by default the happens-before checker.
         scheduler: decides in the place of the schedule's own.
+        poison: what fresh memory holds.
         hooks: installers beyond the standard ones, each of which returns its undo.
     """
     chosen = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
@@ -80,7 +83,8 @@ def run_program(
     data: object = None
     error: str | None = None
     watching = (transcript.observe,) if transcript else ()
-    with virtual_device(recorder, chosen.seed, sink=transcript or sink, hooks=(*watching, *hooks)) as device:
+    told, watched = transcript or sink, (*watching, *hooks)
+    with virtual_device(recorder, chosen.seed, sink=told, poison=poison, hooks=watched) as device:
         try:
             data = _call(program)
         except Exception as raised:  # noqa: BLE001 - what wrong data makes a program raise is its outcome
