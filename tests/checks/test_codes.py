@@ -46,7 +46,7 @@ def test_lower_case_and_blanks_are_accepted() -> None:
     assert explain(" mrv302 ") is CODES["MRV302"]
 
 
-@pytest.mark.parametrize(("wrong", "close"), [("MRV309", "MRV30"), ("MVR401", "MRV401"), ("701", "MRV701")])
+@pytest.mark.parametrize(("wrong", "close"), [("MRV399", "MRV30"), ("MVR401", "MRV401"), ("701", "MRV701")])
 def test_unknown_code_names_close_ones(wrong: str, close: str) -> None:
     with pytest.raises(UnknownCodeError) as caught:
         explain(wrong)

@@ -34,9 +34,9 @@ def test_list_shows_all_codes_under_their_ranges() -> None:
 
 
 def test_unknown_code_names_close_ones() -> None:
-    result = mrv2("explain", "MRV309")
+    result = mrv2("explain", "MRV399")
     assert result.exit_code == 2
-    assert "error: code 'MRV309'" in result.stderr
+    assert "error: code 'MRV399'" in result.stderr
     assert "did you mean MRV30" in result.stderr
     assert result.stdout == ""
 
