@@ -2,7 +2,7 @@
 
     {"replay": 1,
      "program": {"callable": "package.module:function"},      or {"target": "refrunner", "workload": {...}}
-     "schedule": {"base": "late", "seed": 0, "deviations": [[41, 2], [57, null]]},
+     "schedule": {"base": "late", "seed": 0, "deviations": ["41=2", "57=-"]},
      "environment": {"python": "3.11.7", "torch": "2.13.0", ...},
      "trace": {"events": 1200, "sha256": "...", "every": 1, "marks": [...]},
      "findings": ["0123456789abcdef"]}
@@ -224,7 +224,7 @@ def write_replay(path: Path, replay: Replay) -> None:
         "schedule": {
             "base": schedule.base,
             "seed": schedule.seed,
-            "deviations": [[item.moment, item.stream] for item in schedule.deviations],
+            "deviations": [str(item) for item in schedule.deviations],
         },
         "environment": dict(replay.environment),
         "trace": {
@@ -295,15 +295,10 @@ class _Reader:
     def _schedule(self, value: Any) -> Schedule:
         known = isinstance(value, dict) and set(value) == {"base", "seed", "deviations"}
         self.check(known, "a schedule has base, seed and deviations")
-        deviations = value["deviations"]
-        pairs = isinstance(deviations, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in deviations)
-        self.check(
-            pairs and all(_count(moment) and (stream is None or _count(stream)) for moment, stream in deviations),
-            "deviations are pairs of a moment and a stream, or null",
-        )
+        self.check(_strings(value["deviations"]), "deviations are texts such as 41=2")
         self.check(isinstance(value["base"], str) and _count(value["seed"]), "a base is text, a seed a whole number")
         try:
-            return Schedule(value["base"], value["seed"], tuple(Decision(*pair) for pair in deviations))
+            return Schedule(value["base"], value["seed"], tuple(map(Decision.parse, value["deviations"])))
         except VirtualDeviceError as error:
             raise _malformed(self._path, error.rule) from error
 

@@ -32,10 +32,34 @@ class Reason(enum.Enum):
 
 @dataclass(frozen=True, order=True)
 class Decision:
-    """At a moment, a stream runs its next operation; with None, the host goes on."""
+    """At a moment, a stream runs its next operation; with None, the host goes on.
+
+    Attributes:
+        moment: when.
+        stream: id of the stream.
+        rush: it runs all that it can at that moment, and not only its next operation; means nothing for the host.
+    """
 
     moment: int
     stream: int | None
+    rush: bool = False
+
+    def __str__(self) -> str:
+        """As in the text of a schedule: ``41=2``, ``41=2*`` for a rush, ``57=-`` for the host."""
+        return f"{self.moment}=-" if self.stream is None else f"{self.moment}={self.stream}{'*' * self.rush}"
+
+    @classmethod
+    def parse(cls, text: str) -> Decision:
+        """The inverse of ``str``.
+
+        Raises:
+            VirtualDeviceError: it is no decision.
+        """
+        moment, _, stream = text.partition("=")
+        number = stream.removesuffix("*")
+        if not moment.isdecimal() or not (stream == "-" or number.isdecimal()):
+            raise _no_schedule(text)
+        return cls(int(moment), None) if stream == "-" else cls(int(moment), int(number), number != stream)
 
 
 class Scheduler(Protocol):
@@ -257,15 +281,22 @@ class Deviating:
         """What the next decision of this moment says, else what the base answers."""
         left = self._left.get(self._moments.question(reason))
         while left:
-            decision = left.popleft()
-            if decision.stream is None or decision.stream in ready:
-                self._applied.append(decision)
+            decision = left[0]
+            able = decision.stream is None or decision.stream in ready
+            if not (decision.rush and decision.stream in ready):
+                left.popleft()
+            if able:
+                self._apply(decision)
                 choice = None if decision.stream is None else ready.index(decision.stream)
                 break
         else:
             choice = self._base.choose(ready, reason)
         self._moments.answer(choice, reason)
         return choice
+
+    def _apply(self, decision: Decision) -> None:
+        if not (decision.rush and self._applied[-1:] == [decision]):
+            self._applied.append(decision)
 
     def decisions(self) -> tuple[Decision, ...]:
         """The deviations that could be applied."""
@@ -293,10 +324,9 @@ class Schedule:
         _arguments(self.base)
 
     def __str__(self) -> str:
-        """As text, e.g. ``random:3@7+41=2,57=-``: base, seed unless it is 0, deviations as moment=stream."""
+        """As text, e.g. ``random:3@7+41=2,57=-``: base, seed unless it is 0, deviations."""
         seed = f"@{self.seed}" if self.seed else ""
-        parts = [f"{item.moment}={'-' if item.stream is None else item.stream}" for item in self.deviations]
-        return f"{self.base}{seed}" + (f"+{','.join(parts)}" if parts else "")
+        return f"{self.base}{seed}" + (f"+{','.join(map(str, self.deviations))}" if self.deviations else "")
 
     @classmethod
     def parse(cls, text: str, seed: int = 0) -> Schedule:
@@ -313,7 +343,7 @@ class Schedule:
         base, at, number = head.partition("@")
         if (at and not number.isdecimal()) or (plus and not tail):
             raise _no_schedule(text)
-        deviations = tuple(_decision(part, text) for part in tail.split(",")) if plus else ()
+        deviations = tuple(map(Decision.parse, tail.split(","))) if plus else ()
         return cls(base, int(number) if at else seed, deviations)
 
     def scheduler(self) -> Scheduler:
@@ -355,18 +385,12 @@ def _arguments(base: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(int(number) for number in numbers)
 
 
-def _decision(part: str, text: str) -> Decision:
-    moment, equals, stream = part.partition("=")
-    if not equals or not moment.isdecimal() or not (stream == "-" or stream.isdecimal()):
-        raise _no_schedule(text)
-    return Decision(int(moment), None if stream == "-" else int(stream))
-
-
 def _no_schedule(text: str) -> VirtualDeviceError:
     return VirtualDeviceError(
         f"schedule {text!r}",
         "a schedule is one of late, early, random[:N], pct[:N[:CHANGES]], starve[:STREAM], explore[:RUNS], perhaps "
-        "with a seed (@7) and deviations (+41=2,57=-: at moment 41 stream 2 runs, at 57 the host goes on)",
+        "with a seed (@7) and deviations (+41=2,43=1*,57=-: at moment 41 stream 2 runs its next operation, at 43 "
+        "stream 1 all that it can, at 57 the host goes on)",
         "the schedule is what makes a run repeatable, so it is never guessed",
         "schedule='late'",
     )

@@ -7,7 +7,7 @@ the run under ``early``: there each operation is over before the program goes on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..findings import Finding
 from .errors import VirtualDeviceError
@@ -103,9 +103,12 @@ def _shrink(program: Program, reference: Run, wrong: Run) -> Schedule:
 
     if wrong.schedule.base == "late" and not wrong.schedule.deviations:
         return wrong.schedule
-    if not fails(wrong.decisions):
-        return wrong.schedule
-    return Schedule("late", 0, minimise(wrong.decisions, fails))
+    # One rush of a stream stands for as many single steps as it has operations to run, so rushes are tried first.
+    rushes = tuple(dict.fromkeys(replace(decision, rush=True) for decision in wrong.decisions))
+    for decisions in (rushes, wrong.decisions):
+        if fails(decisions):
+            return Schedule("late", 0, minimise(decisions, fails))
+    return wrong.schedule
 
 
 def minimise(items: Sequence[Decision], fails: Callable[[Sequence[Decision]], bool]) -> tuple[Decision, ...]:

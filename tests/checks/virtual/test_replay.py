@@ -196,9 +196,9 @@ class TestFiles:
         assert read_replay(tmp_path / "r.json") == recorded
 
     def test_deviations_are_kept(self, tmp_path):
-        replay, _ = record_replay(raced, NAMED, Schedule.parse("early+1=-,3=1"))
+        replay, _ = record_replay(raced, NAMED, Schedule.parse("early+1=-,3=1,4=0*"))
         save(tmp_path / "r.json", replay)
-        assert read_replay(tmp_path / "r.json").schedule == Schedule.parse("early+1=-,3=1")
+        assert read_replay(tmp_path / "r.json").schedule == Schedule.parse("early+1=-,3=1,4=0*")
 
     @pytest.mark.parametrize(
         ("path", "value"),
@@ -215,8 +215,8 @@ class TestFiles:
             (("schedule", "base"), 3),
             (("schedule", "seed"), -1),
             (("schedule", "seed"), True),
-            (("schedule", "deviations"), [[1]]),
-            (("schedule", "deviations"), [[1, "x"]]),
+            (("schedule", "deviations"), [[1, 2]]),
+            (("schedule", "deviations"), ["1=x"]),
             (("schedule", "deviations"), {"1": 2}),
             (("environment",), []),
             (("environment", "torch"), 2.13),

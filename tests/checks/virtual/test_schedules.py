@@ -23,10 +23,19 @@ from mrv2.checks.virtual.schedules import (
 )
 
 ALL = ("late", "early", "random:0", "random:5", "pct", "pct:1", "pct:2:9", "starve", "starve:1")
-TEXTS = (*ALL, "explore", "explore:7", "late@3", "random:3@18446744073709551615", "late+4=1", "starve:1@2+0=-,7=12")
+TEXTS = (
+    *ALL,
+    "explore",
+    "explore:7",
+    "late@3",
+    "random:3@18446744073709551615",
+    "late+4=1",
+    "starve:1@2+0=-,7=12",
+    "late+3=1*,3=0",
+)
 
 BAD = """Late soon late:1 random: random:x random:-1 pct:1:2:3 late@ late@x late+ late+1 late+=1 late+1= late+1=x
-    late+1=2, late,early"""
+    late+1=2, late,early late+1=* late+1=-* late+1=2**"""
 
 
 def raced():
@@ -224,7 +233,9 @@ class TestDeviations:
 
     @pytest.mark.parametrize("schedule", ["late", "early", "random:2", "starve:1"])
     def test_any_deviations_make_a_schedule(self, schedule):
-        @given(st.lists(st.builds(Decision, st.integers(0, 12), st.none() | st.integers(0, 3)), max_size=8))
+        @given(
+            st.lists(st.builds(Decision, st.integers(0, 12), st.none() | st.integers(0, 3), st.booleans()), max_size=8)
+        )
         def check(deviations):
             run = run_program(raced, Schedule(schedule, 0, tuple(deviations)))
             assert run.error is None
@@ -244,6 +255,16 @@ class TestDeviations:
         answers = [chosen.choose(ready, Reason.ENQUEUE) for _ in range(6)]
         assert answers == [None, 1, None, 0, None, None]
         assert chosen.decisions() == (Decision(1, 2), Decision(1, None), Decision(2, 1))
+
+    def test_a_rush_runs_as_long_as_its_stream_can_at_that_moment(self):
+        chosen = Deviating(Late(), [Decision(0, 1, rush=True), Decision(0, 2)])
+        questions = [(1, 2), (1, 2), (2,), (2,), (1,)]
+        answers = [chosen.choose(ready, Reason.ENQUEUE) for ready in questions]
+        assert answers == [0, 0, 0, None, None]
+        assert chosen.decisions() == (Decision(0, 1, rush=True), Decision(0, 2))
+
+    def test_one_rush_stands_for_many_steps(self):
+        assert run_program(raced, "late+4=1*").data == run_program(raced, "late+4=1,4=1").data
 
     def test_a_scheduler_can_run_again(self):
         chosen = Deviating(Late(), [Decision(0, 1)])

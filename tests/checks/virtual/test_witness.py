@@ -71,6 +71,21 @@ def overtaken():
     return data
 
 
+def overtaken_after_much_work():
+    """The side stream has to run far before it does harm."""
+    side = torch.cuda.Stream()
+    data = torch.zeros(2, device="cuda")
+    torch.cuda.synchronize()
+    data.add_(1)
+    with torch.cuda.stream(side):
+        other = torch.zeros(2, device="cuda")
+        for _ in range(30):
+            other.add_(1)
+        data.mul_(other)
+    torch.cuda.synchronize()
+    return data
+
+
 def harmless():
     """A race whose two orders give the same data."""
     side = torch.cuda.Stream()
@@ -171,6 +186,10 @@ class TestShrinking:
         assert str(witness.found_by) == "starve:0"
         assert len(witness.wrong.schedule.deviations) == 1
         assert witness.wrong.schedule.base == "late"
+
+    def test_one_rush_is_left_where_a_stream_had_to_run_far_ahead(self):
+        witness = find_witness(overtaken_after_much_work)
+        assert [item.rush for item in witness.wrong.schedule.deviations] == [True]
 
     @given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40), min_size=1, max_size=4))
     def test_exactly_what_is_needed_is_left(self, others, needed):
