@@ -15,8 +15,7 @@ Value = TypeVar("Value", int, float)
 class AsyncOutput:
     """Downloads the drawn tokens behind the step, and waits only when asked for them.
 
-    Keeps the device tensors alive until their copies are done, because the copies run on another stream than the
-    one that the allocator knows (vLLM pull request 29623 is what happens otherwise).
+    May be dropped at any time, ``result`` called or not; see :meth:`Device.download`.
     """
 
     def __init__(
@@ -37,15 +36,13 @@ class AsyncOutput:
         """
         self._request_ids = request_ids
         self._finished_prefill = finished_prefill
-        self._sources: tuple[Tensor, ...] | None = (token_ids, logprobs)
-        self._copies, self._done = device.download(self._sources)
+        self._copies, self._done = device.download((token_ids, logprobs))
         self._output: StepOutput | None = None
 
     def result(self) -> StepOutput:
         """Wait for the copies; later calls return the same output."""
         if self._output is None:
             self._done.synchronize()
-            self._sources = None
             token_ids, logprobs = (copy.tolist() for copy in self._copies)
             self._output = StepOutput(self._per_request(token_ids), self._per_request(logprobs))
         return self._output

@@ -69,8 +69,9 @@ class Device:
         """Copy device tensors to the host behind the work enqueued so far, without waiting.
 
         The copies run on ``copy_stream``, so later steps on the main stream do not queue behind them. Each goes to
-        fresh pinned memory. The caller keeps ``sources`` alive until the event has passed: the allocator knows
-        only the main stream.
+        fresh pinned memory. The allocator is told that the copy stream reads ``sources`` too, so whoever drops them,
+        or the whole result, before the event has passed does not hand their memory to a later step (vLLM pull
+        request 29623 is what happens otherwise).
 
         Returns:
             the host tensors, and the event after which they hold the values.
@@ -78,6 +79,8 @@ class Device:
         if self.copy_stream is None:
             return tuple(source.clone() for source in sources), PassedEvent()
         self.copy_stream.wait_stream(torch.cuda.current_stream(self.torch_device))
+        for source in sources:
+            source.record_stream(self.copy_stream)
         with torch.cuda.stream(self.copy_stream):
             copies = tuple(torch.empty(s.shape, dtype=s.dtype, pin_memory=True) for s in sources)
             for copy, source in zip(copies, sources, strict=True):

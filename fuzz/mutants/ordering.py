@@ -75,9 +75,9 @@ ORDERING = (
     ),
     Mutation(
         "sources_dropped_early",
-        "async_output.py",
-        "        self._copies, self._done = device.download(self._sources)\n",
-        "        self._copies, self._done = device.download(self._sources)\n        self._sources = None\n",
+        "device.py",
+        "            source.record_stream(self.copy_stream)\n",
+        "            pass\n",
         "the drawn tokens are freed while the copy stream may still read them",
     ),
 )
