@@ -15,7 +15,7 @@ from mrv2.checks.errors import CheckError
 from mrv2.checks.findings import JSON, Finding
 from mrv2.checks.virtual.streams import active_runtime
 from mrv2.fuzz.targets.protocols import Runner, RunnerTarget
-from mrv2.fuzz.workload import Driver, Trace, Workload, WorkloadRequest
+from mrv2.fuzz.workload import Driver, Trace, Workload, WorkloadRequest, close
 from mrv2.refrunner.api import Handle, SamplingParams, Step
 
 MODEL = "tiny"
@@ -65,7 +65,7 @@ class RunnerProgram:
         runner = self.target.build({"model": MODEL, "device": "cuda", **self.workload.capacities})
         self.runner = NumberedRunner(runner)
         self.trace = Driver(self.runner, self.workload).run()
-        self.runner.close()
+        close(self.runner, self.trace)
         crash = self.trace.crash
         return {"results": self.trace.results, "crash": crash.error if crash else None}
 

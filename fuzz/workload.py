@@ -6,7 +6,6 @@ deterministic, so two runners, or one runner with two settings, can be compared 
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,10 +13,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from mrv2.checks.findings import Finding, Site
+from mrv2.checks.findings import JSON, Finding, Site
+from mrv2.fuzz.checked import (
+    checked_counts,
+    checked_findings,
+    checked_output,
+    checked_runner,
+    checked_site,
+    checked_snapshot,
+)
 from mrv2.fuzz.step_model import ExpectedInputs, InputMismatch, StepModel
-from mrv2.fuzz.targets.protocols import InputSnapshot, Runner, SnapshotRunner
-from mrv2.refrunner.api import Handle, SamplingParams, Step, StepOutput
+from mrv2.fuzz.targets.protocols import PoisonRunner, Runner, RunnerTarget, SnapshotRunner
+from mrv2.refrunner.api import Handle, SamplingParams, Step
 from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.scheduler import Scheduler
 
@@ -65,12 +72,12 @@ class Workload:
 
 @dataclass(frozen=True)
 class Crash:
-    """The target raised, or returned something that is not an output or not a snapshot.
+    """The target raised, or returned something that breaks its contract.
 
     Attributes:
         error: type and message.
         where: innermost frames first.
-        step: index of the last step executed.
+        step: index of the last step executed; -1 before the first.
     """
 
     error: str
@@ -95,21 +102,31 @@ class Trace:
         steps: executed steps.
         results: per request.
         mismatch: first wrong input and the index of its step.
+        producer: the code that computed it, if the runner names it.
         broken: findings of ``Runner.invariants``, with their step.
         crash: set if the target crashed; the trace ends there.
+        faults: what went wrong beside the steps: in naming a producer, or in closing.
         row_reuses: requests that got a row used before (0 for a runner without snapshots).
         row_moves: requests that resumed in another row than their last one (likewise).
         counts: preemptions, resumptions, aborts and chunks of prefill seen.
+        padded: steps that had padding, by kind; only a runner with snapshots shows it.
+        poisoned: places of each kind that were seen to hold poison, at most at once; only with the invariants.
     """
 
     steps: list[Step] = field(default_factory=list)
     results: dict[str, RequestResult] = field(default_factory=dict)
     mismatch: tuple[int, InputMismatch] | None = None
+    producer: Site | None = None
     broken: list[tuple[int, Finding]] = field(default_factory=list)
     crash: Crash | None = None
+    faults: list[Crash] = field(default_factory=list)
     row_reuses: int = 0
     row_moves: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("preempted", "resumed", "aborted", "chunked"), 0)
+    )
+    padded: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("tokens", "requests"), 0))
+    poisoned: dict[str, int] = field(default_factory=dict)
 
 
 class _TargetCrash(Exception):
@@ -120,10 +137,6 @@ class _TargetCrash(Exception):
         self.crash = crash
 
 
-class MalformedOutput(Exception):
-    """A runner's output breaks the contract of ``StepOutput`` or ``InputSnapshot``."""
-
-
 class Driver:
     """Drives one runner through one workload."""
 
@@ -131,9 +144,9 @@ class Driver:
         """Prepare; ``run`` does the work.
 
         Args:
-            check_invariants: ask the runner for broken invariants after every step.
+            check_invariants: ask the runner for broken invariants, and for its poison, after every step.
         """
-        self.trace = Trace(counts=dict.fromkeys(("preempted", "resumed", "aborted", "chunked"), 0))
+        self.trace = Trace()
         self._runner = runner
         self._workload = workload
         self._check_invariants = check_invariants
@@ -204,17 +217,22 @@ class Driver:
         self._compare_inputs(step)
         self._in_flight.append((handle, self._expected.draws))
         if self._check_invariants:
-            index = len(self.trace.steps) - 1
-            broken = self._call(lambda: list(self._runner.invariants()))
-            self.trace.broken.extend((index, finding) for finding in broken)
+            self._look_inside()
+
+    def _look_inside(self) -> None:
+        runner, index = self._runner, len(self.trace.steps) - 1
+        broken = self._call(lambda: checked_findings(runner.invariants()))
+        self.trace.broken.extend((index, finding) for finding in broken)
+        if isinstance(runner, PoisonRunner):
+            for kind, count in self._call(lambda: checked_counts(runner.poisoned())).items():
+                self.trace.poisoned[kind] = max(self.trace.poisoned.get(kind, 0), count)
 
     def _call(self, function: Callable[[], Result]) -> Result:
         """Call the target; whatever it raises is a finding, not our failure."""
         try:
             return function()
         except Exception as error:
-            message = f"{type(error).__name__}: {error}"
-            raise _TargetCrash(Crash(message, _stack(error), len(self.trace.steps) - 1)) from error
+            raise _TargetCrash(_crash(error, len(self.trace.steps) - 1)) from error
 
     def _count(self, step: Step) -> None:
         counts = self.trace.counts
@@ -224,16 +242,28 @@ class Driver:
             counts["chunked"] += step.scheduled.get(request.request_id, 0) < len(request.token_ids)
 
     def _compare_inputs(self, step: Step) -> None:
-        if self.trace.mismatch or not step.scheduled or not isinstance(self._runner, SnapshotRunner):
+        runner = self._runner
+        if self.trace.mismatch or not step.scheduled or not isinstance(runner, SnapshotRunner):
             return
-        snapshot = self._call(self._runner.snapshot)
-        if snapshot is None:
+        shown = self._call(runner.snapshot)
+        if shown is None:
             return
-        self._call(lambda: _check_snapshot(snapshot))
+        snapshot = self._call(lambda: checked_snapshot(shown))
         self._follow_rows(step, dict(zip(snapshot.request_ids, snapshot.rows, strict=True)))
+        self.trace.padded["tokens"] += snapshot.padding_tokens > 0
+        self.trace.padded["requests"] += snapshot.padding_requests > 0
         mismatch = self._expected.compare(snapshot)
         if mismatch is not None:
             self.trace.mismatch = (len(self.trace.steps) - 1, mismatch)
+            self.trace.producer = self._producer(runner, mismatch.field)
+
+    def _producer(self, runner: SnapshotRunner, name: str) -> Site | None:
+        """Who made a wrong input. Not knowing it is a fault of the target, but the input is wrong all the same."""
+        try:
+            return self._call(lambda: checked_site(name, runner.producer(name)))
+        except _TargetCrash as crash:
+            self.trace.faults.append(crash.crash)
+            return None
 
     def _follow_rows(self, step: Step, rows: dict[str, int]) -> None:
         for name in {request.request_id for request in step.new} & set(rows):
@@ -246,32 +276,47 @@ class Driver:
         if not self._in_flight:
             return
         handle, draws = self._in_flight.popleft()
-        output = self._call(lambda: _checked(handle.result(), draws, self._workload.vocab_size))
+        output = self._call(lambda: checked_output(handle.result(), draws, self._workload.vocab_size))
         self._model.record(output)
         self._scheduler.update(output)
 
 
-def _checked(output: StepOutput, draws: frozenset[str], vocab_size: int) -> StepOutput:
-    """The output, if it has exactly one token and one finite logprob for each request that must have a draw."""
-    if set(output.token_ids) != draws or set(output.logprobs) != draws:
-        raise MalformedOutput(f"tokens for {sorted(output.token_ids)}, expected for {sorted(draws)}")
-    for name in draws:
-        tokens, logprobs = output.token_ids[name], output.logprobs[name]
-        if len(tokens) != 1 or len(logprobs) != 1 or not math.isfinite(logprobs[0]):
-            raise MalformedOutput(f"request {name}: tokens {tokens} with logprobs {logprobs}, expected one finite draw")
-        if not isinstance(tokens[0], int) or not 0 <= tokens[0] < vocab_size:
-            raise MalformedOutput(f"request {name}: token {tokens[0]!r}, expected an int in 0..{vocab_size - 1}")
-    return output
+def run_target(
+    target: RunnerTarget, config: Mapping[str, JSON], workload: Workload, *, check_invariants: bool = False
+) -> Trace:
+    """Build a runner, drive it through a workload and close it; whatever goes wrong is part of the trace.
+
+    Args:
+        config: what :meth:`RunnerTarget.build` gets, beside the workload's capacities.
+        check_invariants: see :class:`Driver`.
+
+    Raises:
+        what ``build`` raises to refuse the configuration, with the four parts of such an error.
+    """
+    try:
+        runner = checked_runner(target.build({**config, **workload.capacities}))
+    except Exception as error:
+        if all(hasattr(error, part) for part in ("subject", "rule", "reason", "remedy")):
+            raise
+        return Trace(crash=_crash(error, -1))
+    trace = Driver(runner, workload, check_invariants=check_invariants).run()
+    close(runner, trace)
+    return trace
 
 
-def _check_snapshot(snapshot: InputSnapshot) -> None:
-    """Raise unless the fields with one entry per request have the same length."""
-    lengths = {name: len(getattr(snapshot, name)) for name in ("request_ids", "rows", "seq_lens", "block_tables")}
-    if len(set(lengths.values())) != 1:
-        raise MalformedOutput(f"a snapshot has one entry per request in each of these, but the lengths are {lengths}")
+def close(runner: Runner, trace: Trace) -> None:
+    """Close a runner; what it raises becomes a fault of the trace."""
+    try:
+        runner.close()
+    except Exception as error:  # noqa: BLE001 - a target raises anything
+        trace.faults.append(_crash(error, len(trace.steps) - 1))
 
 
-def _stack(error: BaseException) -> tuple[Site, ...]:
+def _crash(error: Exception, step: int) -> Crash:
+    return Crash(f"{type(error).__name__}: {error}", stack(error), step)
+
+
+def stack(error: BaseException) -> tuple[Site, ...]:
     """Innermost frames first, named after their modules: the same on every machine."""
     frames = list(traceback.walk_tb(error.__traceback__))[-STACK_DEPTH:]
     return tuple(

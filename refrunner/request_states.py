@@ -19,6 +19,9 @@ NUM_COMPUTED, TOTAL_LEN, LAST_SAMPLED = range(3)
 
 # What a poisoned row holds. Small and in range, so that a stale read gives wrong tokens and not a crash.
 POISON_COUNTER = 1
+# Above 0, or it would read as greedy; so high that whoever draws with it gets almost any token.
+POISON_TEMPERATURE = 1000.0
+POISON_SEED = -1
 
 
 class RequestStates:
@@ -95,8 +98,8 @@ class RequestStates:
         self._counters.stage_write(NUM_COMPUTED, row, [POISON_COUNTER])
         self._counters.stage_write(TOTAL_LEN, row, [POISON_COUNTER])
         self._counters.stage_write(LAST_SAMPLED, row, [self._poison_token])
-        self._temperature.stage_write(0, row, [float("nan")])
-        self._seeds.stage_write(0, row, [-1])
+        self._temperature.stage_write(0, row, [POISON_TEMPERATURE])
+        self._seeds.stage_write(0, row, [POISON_SEED])
 
     def pack(self, upload: PackedUpload) -> None:
         """Add the staged writes of all tables to the step's upload."""

@@ -28,8 +28,9 @@ class SamplerTarget(Protocol):
         """Draw tokens.
 
         Args:
-            logits: float32 [V] (the same row for every draw) or [N, V].
-            temperature: float32 [N]; 0 means greedy.
+            logits: float32 [V] (the same row for every draw) or [N, V]; not to be changed. -inf and NaN are never
+                drawn.
+            temperature: float32 [N]; 0 means greedy, the lowest id of the largest logit.
             seeds: uint64 [N], one key per draw.
             positions: int64 [N], position in the sequence of the token drawn.
 

@@ -39,6 +39,16 @@ class Progress(Protocol):
         ...
 
 
+class Silent:
+    """Progress that nobody sees."""
+
+    def start(self, total: int) -> None:
+        """Nothing to show."""
+
+    def advance(self, units: int = 1) -> None:
+        """Nothing to show."""
+
+
 @dataclass(frozen=True)
 class StageResult:
     """What a stage found.

@@ -44,7 +44,7 @@ def stages_for(target: RunnerTarget, reference: str, checkpoint: Checkpoint) -> 
     return [
         OracleAgainstTransformers(checkpoint, oracle),
         RunnerAgainstOracle(reference, vocab_size, oracle),
-        StateAndPoison(reference, vocab_size),
+        StateAndPoison(reference, vocab_size, oracle),
         Races(),
         SamplerDistribution(lambda: logits_of(oracle), exact_scores),
     ]

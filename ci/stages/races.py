@@ -18,7 +18,7 @@ from mrv2.refrunner.models.checkpoint import load_checkpoint
 from mrv2.refrunner.oracle.llama import LlamaOracle
 from mrv2.refrunner.oracle.oracle import Oracle
 
-from .base import Budget, Progress, StageResult
+from .base import Budget, Progress, Silent, StageResult
 from .runner_oracle import RunnerAgainstOracle
 from .traces import missing_features, trace_findings, unexercised
 from .workloads import quick_workload
@@ -118,16 +118,6 @@ def _on_cpu(target: RunnerTarget, workload: Workload, oracle: Oracle) -> tuple[T
     return trace, [*trace_findings(trace), *judge.judge(workload, trace, Silent()).findings]
 
 
-class Silent:
-    """Progress that nobody sees."""
-
-    def start(self, total: int) -> None:
-        """Nothing to show."""
-
-    def advance(self, units: int = 1) -> None:
-        """Nothing to show."""
-
-
 def _drives(program: RunnerProgram, seed: int, progress: Progress) -> Iterator[_Drive]:
     """One run for each schedule; which streams there are to starve is known after the first."""
     first = _drive(program, Schedule(FIRST, seed))
@@ -168,12 +158,15 @@ def _result(workload: Workload, reference: Trace, findings: list[Finding], drive
 
 
 def _merged(drives: Iterable[_Drive]) -> Iterator[Finding]:
-    """Each finding once, with the schedules that showed it: a race shows in all of them, what it causes in some."""
+    """Each finding once, with the schedules that showed it: a race shows in all of them, what it causes in some.
+
+    So those that show in more of them come first: the cause before what follows from it.
+    """
     found: dict[str, tuple[Finding, list[JSON]]] = {}
     for drive in drives:
         for finding in drive.findings:
             found.setdefault(finding.fingerprint(), (finding, []))[1].append(str(drive.run.schedule))
-    for finding, schedules in found.values():
+    for finding, schedules in sorted(found.values(), key=lambda entry: -len(entry[1])):
         yield replace(finding, evidence={**finding.evidence, "schedules": schedules})
 
 

@@ -1,4 +1,8 @@
-"""Stage 2: the runner's tokens and log-probabilities against the oracle's."""
+"""Stage 2: the runner's tokens and log-probabilities against the oracle's.
+
+Two workloads: the quick one on the model of the run, and the edges (long, odd and extreme) always on the tiny one,
+because they are about state, and weights do not matter to that.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mrv2.checks.findings import JSON, Finding, RunVerdict, Soundness, Verdict, verdict_of
+from mrv2.fuzz.programs import MODEL as TINY
 from mrv2.fuzz.targets.protocols import Feature, RunnerTarget
-from mrv2.fuzz.workload import Driver, RequestResult, Trace, Workload, WorkloadRequest
+from mrv2.fuzz.workload import RequestResult, Trace, Workload, WorkloadRequest, run_target
 from mrv2.refrunner.api import NewRequest
+from mrv2.refrunner.models.checkpoint import load_checkpoint
+from mrv2.refrunner.oracle.llama import LlamaOracle
 from mrv2.refrunner.oracle.oracle import Oracle, ScoredToken
 from mrv2.refrunner.oracle.rounding import Float32Twins, Judgement, TokenBound
 
 from .base import Budget, Progress, StageResult
-from .traces import missing_features, trace_coverage, trace_findings, unexercised, unmoved
-from .workloads import quick_workload
+from .traces import missing_features, silent, trace_coverage, trace_findings, unexercised, unmoved
+from .workloads import EDGE_LANES, LEAST_CONTEXT, edges_workload, quick_workload
 
 NEEDED = (
     Feature.CHUNKED_PREFILL,
@@ -31,6 +38,7 @@ class Judged:
 
     Attributes:
         tokens: how many were judged.
+        equal: how many were the oracle's own.
         near_ties: how many were not the oracle's own, but within rounding of it.
         largest_error: of a log-probability.
         largest_ratio: of such an error to its bound.
@@ -38,14 +46,25 @@ class Judged:
     """
 
     tokens: int = 0
+    equal: int = 0
     near_ties: int = 0
     largest_error: float = 0.0
     largest_ratio: float = 0.0
     findings: list[Finding] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Drive:
+    """One workload, what the target did with it, and all that is wrong with that."""
+
+    workload: Workload
+    trace: Trace
+    judged: Judged
+    findings: tuple[Finding, ...]
+
+
 class RunnerAgainstOracle:
-    """Drives the quick workload and judges every token given the tokens before it.
+    """Drives the workloads and judges every token given the tokens before it.
 
     Judging on the runner's own prefix makes each token a test of its own: one near tie that falls the other way
     does not spoil the rest of the sequence.
@@ -70,15 +89,24 @@ class RunnerAgainstOracle:
         missing = missing_features(target, NEEDED)
         if missing:
             return StageResult(RunVerdict.INCONCLUSIVE, f"the target lacks: {', '.join(missing)}")
-        workload = quick_workload(self._vocab_size, budget.seed, budget.new_tokens)
-        progress.start(len(workload.requests) + 1)
-        runner = target.build({"model": self._model, **workload.capacities})
-        trace = Driver(runner, workload).run()
+        config = self._oracle.model.config
+        problem = unfit(config.vocab_size, config.max_position_embeddings)
+        if problem:
+            return StageResult(RunVerdict.INCONCLUSIVE, problem)
+        workload = quick_workload(self._vocab_size, budget.seed, budget.new_tokens, config.max_position_embeddings)
+        tiny = load_checkpoint(TINY)
+        edges = edges_workload(tiny.config.vocab_size, budget.seed)
+        progress.start(len(workload.requests) + len(edges.requests) + 2)
+        quick = self._drive(target, workload, progress)
+        judge = RunnerAgainstOracle(TINY, edges.vocab_size, Oracle(LlamaOracle(tiny.config, tiny.tensors)))
+        extreme = judge._drive(target, edges, progress)
+        return _result(quick, extreme, Feature.SNAPSHOT in target.features)
+
+    def _drive(self, target: RunnerTarget, workload: Workload, progress: Progress) -> _Drive:
+        trace = run_target(target, {"model": self._model}, workload)
         progress.advance()
         judged = self.judge(workload, trace, progress)
-        judged.findings[:0] = trace_findings(trace, runner)
-        runner.close()
-        return _result(workload, trace, judged, Feature.SNAPSHOT in target.features)
+        return _Drive(workload, trace, judged, (*trace_findings(trace), *judged.findings))
 
     def judge(self, workload: Workload, trace: Trace, progress: Progress) -> Judged:
         """Judge every token and log-probability of a trace; advances by one unit for each request."""
@@ -93,6 +121,15 @@ class RunnerAgainstOracle:
         return judged
 
 
+def unfit(vocab_size: int, context: int) -> str | None:
+    """Why a model cannot show anything in the quick workload, if so."""
+    if vocab_size < 2:
+        return f"the model has a vocabulary of {vocab_size}: there is nothing to choose from"
+    if context < LEAST_CONTEXT:
+        return f"the model has {context} positions: chunks, preemptions and resumes need {LEAST_CONTEXT}"
+    return None
+
+
 def _tally(
     judged: Judged,
     trace: Trace,
@@ -104,12 +141,15 @@ def _tally(
     wrong: list[ScoredToken] = []
     inexact: list[tuple[ScoredToken, float, float]] = []
     for token, bound, logprob in zip(scored, bounds, result.logprobs, strict=True):
+        # Without any rounding to blame, equal scores are a tie, and the lowest id wins it.
+        wrong_tie = bound.judgement is Judgement.NEAR_TIE and bound.tie_gap == 0
         judged.tokens += 1
-        judged.near_ties += bound.judgement is Judgement.NEAR_TIE
+        judged.equal += bound.judgement is Judgement.EQUAL
+        judged.near_ties += bound.judgement is Judgement.NEAR_TIE and not wrong_tie
         error = abs(logprob - token.logprob)
         judged.largest_error = max(judged.largest_error, error)
         judged.largest_ratio = max(judged.largest_ratio, error / bound.logprob_error)
-        if bound.judgement is Judgement.WRONG:
+        if wrong_tie or bound.judgement is Judgement.WRONG:
             wrong.append(token)
         # Written so that a NaN is inexact too.
         if not error <= bound.logprob_error:
@@ -189,24 +229,55 @@ def _step_of_draw(trace: Trace, request: WorkloadRequest, index: int) -> int | N
     return None
 
 
-def _result(workload: Workload, trace: Trace, judged: Judged, snapshots: bool) -> StageResult:
-    missing = unexercised(trace, workload) + (unmoved(trace) if snapshots else [])
-    verdict = verdict_of(judged.findings)
+def _result(quick: _Drive, edges: _Drive, snapshots: bool) -> StageResult:
+    findings = (*quick.findings, *edges.findings)
+    judged, missing = quick.judged, _missing(quick, edges, snapshots)
+    verdict = verdict_of(findings)
+    ratio = max(judged.largest_ratio, edges.judged.largest_ratio)
     summary = (
-        f"{len(workload.requests)} requests, {judged.tokens} tokens equal, "
-        f"logprob error at most {judged.largest_ratio:.2f} of its bound"
+        f"{len(quick.workload.requests)} requests, {judged.equal} of {judged.tokens} tokens equal; edges on the {TINY} "
+        f"model: {edges.judged.equal} of {edges.judged.tokens}; logprob error at most {ratio:.2f} of its bound"
     )
-    if judged.findings:
-        summary = judged.findings[0].title
+    if findings:
+        summary = findings[0].title
     elif missing:
-        verdict, summary = RunVerdict.INCONCLUSIVE, f"not exercised: {', '.join(missing)}"
-    return StageResult(verdict, summary, tuple(judged.findings), _metrics(judged), trace_coverage(trace))
+        verdict, summary = RunVerdict.INCONCLUSIVE, missing
+    coverage = {**trace_coverage(quick.trace), "edges": _edge_coverage(edges)}
+    return StageResult(verdict, summary, findings, _metrics(judged, edges.judged), coverage)
 
 
-def _metrics(judged: Judged) -> Mapping[str, JSON]:
+def _missing(quick: _Drive, edges: _Drive, snapshots: bool) -> str | None:
+    """Why equal tokens would not mean much, if so."""
+    missing = unexercised(quick.trace, quick.workload) + (unmoved(quick.trace) if snapshots else [])
+    missing += silent(edges.trace, edges.workload)
+    if missing:
+        return f"not exercised: {', '.join(missing)}"
+    for judged in (quick.judged, edges.judged):
+        if 2 * judged.near_ties > judged.tokens:
+            return (
+                f"{judged.near_ties} of {judged.tokens} tokens are near ties: this model cannot tell right from wrong"
+            )
+    return None
+
+
+def _edge_coverage(edges: _Drive) -> dict[str, JSON]:
+    capacities = edges.workload.capacities
+    return {
+        "model": TINY,
+        "steps": len(edges.trace.steps),
+        "longest prompt": max(len(request.prompt) for request in edges.workload.requests),
+        "lanes of one step": EDGE_LANES,
+        "block size": capacities["block_size"],
+        "length limit": capacities["max_model_len"],
+    }
+
+
+def _metrics(judged: Judged, edges: Judged) -> Mapping[str, JSON]:
     return {
         "tokens": judged.tokens,
         "near ties": judged.near_ties,
         "largest logprob error": judged.largest_error,
         "largest logprob error over its bound": judged.largest_ratio,
+        "tokens of the edges": edges.tokens,
+        "near ties of the edges": edges.near_ties,
     }

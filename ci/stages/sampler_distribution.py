@@ -1,6 +1,7 @@
 """Stage "sampler distribution": are the target's tokens drawn as softmax(logits / temperature) says?
 
-One set of draws on a few rows of the model's own logits is judged three times, the strictest first:
+Draws at the edges of the ranges have one right answer each (:mod:`.sampler_edges`). Beside them, one set of draws on a
+few rows of the model's own logits is judged three times, the strictest first; if all that is right, the edges count:
 
 * contract: ids inside the vocabulary and the support; no error rate.
 * replay: greedy draws against the argmax, a share of the others against the exact noise; no error rate, but a guard
@@ -21,8 +22,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from mrv2.checks.codes import explain
-from mrv2.checks.findings import JSON, Finding, RunVerdict, Verdict, verdict_of
+from mrv2.checks.findings import JSON, Finding, RunVerdict, verdict_of
 from mrv2.fuzz.targets.protocols import Feature, RunnerTarget, SamplerProvider
 from mrv2.stats.battery import FALSE_FAIL_RATE, FALSE_PASS_RATE, Check, distribution_checks, finite, replay_check
 from mrv2.stats.diagnosis import Case, Cause, distribution_cause, replay_cause, reuse_cause
@@ -35,6 +35,8 @@ from mrv2.stats.strata import Stratum, log_softmax
 from mrv2.stats.targets import SamplerTarget
 
 from .base import Budget, Progress, StageResult
+from .sampler_call import ask, violation
+from .sampler_edges import EdgeResult, check_edges
 
 TEMPERATURES = (0.7, 1.0, 1.3)
 ROWS = 4
@@ -61,26 +63,30 @@ class SamplerDistribution:
         self._exact_scores = exact_scores
 
     def run(self, target: RunnerTarget, budget: Budget, progress: Progress) -> StageResult:
-        """Draw, then judge; see the module. ``budget.distribution_draws`` counts every draw, the greedy ones too."""
+        """Draw, then judge; see the module. ``budget.distribution_draws`` counts every draw but those at the edges."""
         if Feature.SAMPLER not in target.features or not isinstance(target, SamplerProvider):
             return _inconclusive(f"target {target.name} lacks the feature '{Feature.SAMPLER.value}'")
         if budget.distribution_draws < 1:
             return _inconclusive("no draws: budget.distribution_draws is below 1")
+        sampler: object = target.sampler()
+        if not isinstance(sampler, SamplerTarget):
+            return _failed([_no_sampler(target.name, sampler)], {"draws": 0})
         logits, problem = _open_rows(self._model_logits())
         if problem:
             return _inconclusive(problem)
         plan = plan_draws(budget.distribution_draws, len(logits), TEMPERATURES, budget.seed)
-        sampler = target.sampler()
-        progress.start(-(-plan.rows.size // BATCH))
+        progress.start(-(-plan.rows.size // BATCH) + 1)
         drawn = _draw(sampler, logits, plan, progress)
+        edges = check_edges(sampler, logits, self._exact_scores, budget.seed)
+        progress.advance()
         if isinstance(drawn, Finding):
-            return _failed([drawn], {"draws": 0})
-        return self._judge(sampler.name, Sample(logits, plan, drawn))
+            return _failed([drawn], {"draws": 0, **edges.metrics()})
+        return self._judge(sampler.name, Sample(logits, plan, drawn), edges)
 
-    def _judge(self, name: str, sample: Sample) -> StageResult:
+    def _judge(self, name: str, sample: Sample, edges: EdgeResult) -> StageResult:
         outside = _vocabulary_finding(name, sample) or _support_finding(name, sample)
         if outside is not None:
-            return _failed([outside], {"draws": int(sample.tokens.size)})
+            return _failed([outside], {"draws": int(sample.tokens.size), **edges.metrics()})
         strata = sample.strata()
         checks = distribution_checks(sample, strata)
         wrong_distribution = _distribution_finding(name, strata, checks)
@@ -90,7 +96,9 @@ class SamplerDistribution:
             checks.insert(0, replay_check(replayed))
             wrong_replay = _replay_finding(name, replayed, cases, self._exact_scores, wrong_distribution)
         findings = [f for f in (_greedy_finding(name, sample), wrong_replay, wrong_distribution) if f is not None]
-        metrics = _metrics(sample, checks, replayed)
+        metrics = {**_metrics(sample, checks, replayed), **edges.metrics()}
+        # Whoever is wrong everywhere is wrong at the edges too, which says nothing new; the metrics list them.
+        findings = findings or list(edges.findings)
         return _failed(findings, metrics) if findings else _no_finding(sample, checks, metrics, replayed)
 
 
@@ -112,20 +120,15 @@ def _open_rows(logits: NDArray[np.float32]) -> tuple[NDArray[np.float32], str]:
 def _draw(
     sampler: SamplerTarget, logits: NDArray[np.float32], plan: DrawPlan, progress: Progress
 ) -> NDArray[np.int64] | Finding:
-    """Tokens of the whole plan, int64 [N], or a finding if the sampler does not return one integer per row."""
+    """Tokens of the whole plan, int64 [N], or a finding if the sampler does not answer as it must."""
     parts = []
     for start in range(0, plan.rows.size, BATCH):
         lanes = slice(start, start + BATCH)
         rows, keys = plan.rows[lanes], (plan.seeds[lanes], plan.positions[lanes])
-        tokens = np.asarray(sampler.sample(logits[rows], plan.temperatures[lanes], *keys))
-        if tokens.shape != rows.shape or tokens.dtype.kind not in "iu":
-            return _violation(
-                "MRV403",
-                f"{sampler.name} does not return one token id per row",
-                {"rows": int(rows.size), "shape": list(tokens.shape), "dtype": str(tokens.dtype)},
-                "return an int64 array with one id per row of logits",
-            )
-        parts.append(tokens.astype(np.int64))
+        tokens = ask(sampler, logits[rows], plan.temperatures[lanes], *keys)
+        if isinstance(tokens, Finding):
+            return tokens
+        parts.append(tokens)
         progress.advance()
     return np.concatenate(parts)
 
@@ -139,7 +142,7 @@ def _vocabulary_finding(name: str, sample: Sample) -> Finding | None:
     if not bad.size:
         return None
     one_past = bool((sample.tokens[bad] == vocab_size).all())
-    return _violation(
+    return violation(
         "MRV403",
         f"{name} returned a token id outside the vocabulary",
         {
@@ -157,7 +160,7 @@ def _support_finding(name: str, sample: Sample) -> Finding | None:
     impossible = np.flatnonzero(np.isneginf(sample.logits[sample.plan.rows, sample.tokens]))
     if not impossible.size:
         return None
-    return _violation(
+    return violation(
         "MRV403",
         f"{name} drew a token of probability zero",
         {
@@ -177,7 +180,7 @@ def _greedy_finding(name: str, sample: Sample) -> Finding | None:
     wrong = sample.greedy[sample.tokens[sample.greedy] != exact[sample.greedy]]
     if not wrong.size:
         return None
-    return _violation(
+    return violation(
         "MRV402",
         f"{name} at temperature 0 does not return the largest logit",
         {
@@ -219,7 +222,7 @@ def _replay_finding(
         likely = distribution.evidence["likely_cause"]
     elif cause is None:
         likely = "the distribution itself shows no error: another noise, key or order of tokens than the contract's"
-    return _violation(
+    return violation(
         "MRV402",
         f"{name} draws other tokens than the exact replay" + (f": {cause.kind}" if cause else ""),
         {
@@ -246,7 +249,7 @@ def _distribution_finding(
     if not wrong:
         return None
     cause = distribution_cause(strata) or _reuse([check for check, _ in wrong])
-    return _violation(
+    return violation(
         "MRV401",
         f"{name} does not draw from softmax(logits / temperature)" + (f": {cause.kind}" if cause else ""),
         {
@@ -278,8 +281,9 @@ def _worst_groups(result: TestResult) -> list[JSON]:
 # Evidence and result
 
 
-def _violation(code: str, title: str, evidence: Mapping[str, JSON], remedy: str) -> Finding:
-    return Finding(code, Verdict.VIOLATION, explain(code).soundness, title, evidence=evidence, remedy=remedy)
+def _no_sampler(name: str, found: object) -> Finding:
+    title = f"target {name} gives no sampler: it has no sample() or no name"
+    return violation("MRV403", title, {"found": f"{found!r:.80}"}, "return a mrv2.stats.targets.SamplerTarget")
 
 
 def _draw_evidence(sample: Sample, index: int) -> dict[str, JSON]:

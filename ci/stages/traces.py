@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from mrv2.checks.findings import JSON, Finding, Soundness, Verdict
-from mrv2.fuzz.targets.protocols import Feature, Runner, RunnerTarget, SnapshotRunner
+from mrv2.fuzz.targets.protocols import Feature, RunnerTarget
 from mrv2.fuzz.workload import Trace, Workload
 
 REMEDIES = {
@@ -29,9 +29,14 @@ def unexercised(trace: Trace, workload: Workload) -> list[str]:
     wanted = {"preempted": 2, "resumed": 2, "aborted": 1, "chunked": 1}
     counts = trace.counts
     missing = [f"{name} {counts[name]} of {count}" for name, count in wanted.items() if counts[name] < count]
+    return missing + silent(trace, workload)
+
+
+def silent(trace: Trace, workload: Workload) -> list[str]:
+    """Requests of which nothing can be judged."""
     spoke = {name for name, result in trace.results.items() if result.token_ids}
-    silent = [request.request_id for request in workload.requests if request.request_id not in spoke]
-    return missing + [f"{name} generated nothing" for name in silent]
+    names = [request.request_id for request in workload.requests]
+    return [f"{name} generated nothing" for name in names if name not in spoke]
 
 
 def unmoved(trace: Trace) -> list[str]:
@@ -46,19 +51,20 @@ def trace_coverage(trace: Trace) -> Mapping[str, JSON]:
     return {"steps": len(trace.steps), **rows, **trace.counts}
 
 
-def trace_findings(trace: Trace, runner: Runner) -> Iterator[Finding]:
-    """Crash, first wrong input and broken invariants of a trace."""
+def trace_findings(trace: Trace) -> Iterator[Finding]:
+    """First wrong input, crash, other faults and broken invariants of a trace."""
     if trace.mismatch is not None:
-        yield _mismatch_finding(trace, runner)
-    if trace.crash is not None:
+        yield _mismatch_finding(trace)
+    for crash in (*([trace.crash] if trace.crash else []), *trace.faults):
         yield Finding(
             code="MRV307",
             verdict=Verdict.VIOLATION,
             soundness=Soundness.SOUND,
-            title=f"the runner failed: {trace.crash.error}",
-            where=trace.crash.where,
-            remedy="the steps obey the contract of refrunner/api.py; a runner must execute each of them",
-            step=trace.crash.step,
+            title=f"the runner failed: {crash.error}",
+            where=crash.where,
+            remedy="the steps obey the contract of refrunner/api.py; a runner must execute each of them, and what it "
+            "returns must have the form of fuzz/targets/protocols.py",
+            step=crash.step if crash.step >= 0 else None,
         )
     for step, finding in trace.broken[:1]:
         yield Finding(
@@ -73,16 +79,15 @@ def trace_findings(trace: Trace, runner: Runner) -> Iterator[Finding]:
         )
 
 
-def _mismatch_finding(trace: Trace, runner: Runner) -> Finding:
+def _mismatch_finding(trace: Trace) -> Finding:
     assert trace.mismatch is not None
     step, mismatch = trace.mismatch
-    site = runner.producer(mismatch.field) if isinstance(runner, SnapshotRunner) else None
     return Finding(
         code="MRV304",
         verdict=Verdict.VIOLATION,
         soundness=Soundness.SOUND,
         title=f"{mismatch.field} of request {mismatch.request_id} is wrong",
-        where=(site,) if site else (),
+        where=(trace.producer,) if trace.producer else (),
         evidence={
             "field": mismatch.field,
             "request": mismatch.request_id,

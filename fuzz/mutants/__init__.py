@@ -6,15 +6,16 @@ Every mutation is also an attribute of this package, a ready target: ``mrv2.fuzz
 from __future__ import annotations
 
 from .catalogue import MUTATIONS
+from .edges import EDGES
 from .ordering import ORDERING
 from .source import Mutation, mutated_package
 from .targets import MutantTarget, mutant
 
-__all__ = ["MUTATIONS", "ORDERING", "MutantTarget", "Mutation", "mutant", "mutated_package"]
+__all__ = ["EDGES", "MUTATIONS", "ORDERING", "MutantTarget", "Mutation", "mutant", "mutated_package"]
 
 
 def __getattr__(name: str) -> MutantTarget:
-    for mutation in (*MUTATIONS, *ORDERING):
+    for mutation in (*MUTATIONS, *EDGES, *ORDERING):
         if mutation.name == name:
             return MutantTarget(mutation)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

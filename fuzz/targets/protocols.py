@@ -57,6 +57,8 @@ class InputSnapshot:
         slot_mapping: KV slot (block id * block size + offset) that each lane writes, KV group 0.
         seq_lens: tokens in the sequence after this step, per request.
         block_tables: KV blocks in use per request, KV group 0.
+        padding_tokens: lanes of padding behind the real ones; 0 if there were none.
+        padding_requests: requests of padding behind the real ones; 0 if there were none.
     """
 
     request_ids: tuple[str, ...]
@@ -67,6 +69,8 @@ class InputSnapshot:
     slot_mapping: tuple[int, ...]
     seq_lens: tuple[int, ...]
     block_tables: tuple[tuple[int, ...], ...]
+    padding_tokens: int = 0
+    padding_requests: int = 0
 
 
 class Runner(Protocol):
@@ -95,6 +99,19 @@ class SnapshotRunner(Protocol):
 
     def producer(self, field: str) -> Site | None:
         """The code that computes a field of the snapshot."""
+        ...
+
+
+# The kinds of dead memory: rows given back, KV blocks given back, KV blocks never handed out, lanes of padding.
+POISON_KINDS = ("freed rows", "freed blocks", "unused blocks", "padding lanes")
+
+
+@runtime_checkable
+class PoisonRunner(Protocol):
+    """Optional part of a runner with ``Feature.POISON``."""
+
+    def poisoned(self) -> Mapping[str, int]:
+        """How many places of each of ``POISON_KINDS`` hold poison now, read back from the device; synchronises."""
         ...
 
 

@@ -85,9 +85,12 @@ class ReferenceRunner:
     def __init__(self, runner: Any, site: Callable[[str], Site | None]) -> None:
         self._runner = runner
         self._site = site
+        self._blocks_of: dict[str, list[int]] = {}
+        self._used_blocks: set[int] = set()
 
     def execute(self, step: Step) -> Handle:
         """See :class:`Runner`."""
+        self._follow_blocks(step)
         handle: Handle = self._runner.execute(step)
         return handle
 
@@ -126,7 +129,36 @@ class ReferenceRunner:
             slot_mapping=tuple(batch.slot_mapping[:tokens].tolist()),
             seq_lens=tuple(batch.seq_lens[:count].tolist()),
             block_tables=tuple(tuple(table[:blocks]) for table, blocks in zip(tables, used, strict=True)),
+            padding_tokens=len(batch.input_ids) - tokens,
+            padding_requests=len(batch.seq_lens) - count,
         )
+
+    def poisoned(self) -> dict[str, int]:
+        """See :class:`PoisonRunner`."""
+        states, batch = self._runner._states, self._runner.batch
+        live = {block for blocks in self._blocks_of.values() for block in blocks}
+        blocks = self._poisoned_blocks()
+        filler = states._poison_token if self._runner.config.poison else -1
+        return {
+            "freed rows": sum(bool((states.token_ids[row] == filler).all()) for row in states.free_rows),
+            "freed blocks": len(blocks & self._used_blocks - live),
+            "unused blocks": len(blocks - self._used_blocks),
+            "padding lanes": int((batch.input_ids[batch.num_tokens :] == filler).sum()) if batch else 0,
+        }
+
+    def _poisoned_blocks(self) -> set[int]:
+        """KV blocks that hold nothing but NaN, in every layer."""
+        cache = self._runner._attention.cache
+        by_block = cache.isnan().unflatten(2, (-1, self._runner.config.block_size)).all(dim=(0, 1, 3, 4, 5))
+        return {int(block) for block in by_block.nonzero().flatten()}
+
+    def _follow_blocks(self, step: Step) -> None:
+        for name in (*step.finished, *step.preempted):
+            self._blocks_of.pop(name, None)
+        for name, groups in step.new_blocks.items():
+            for blocks in groups:
+                self._blocks_of.setdefault(name, []).extend(blocks)
+                self._used_blocks.update(blocks)
 
     def producer(self, field: str) -> Site | None:
         """The kernel that computes a field."""

@@ -33,7 +33,7 @@ TINY_CONFIG = LlamaConfig(
     head_dim=16,
     rope_theta=10_000.0,
     rms_norm_eps=1e-5,
-    max_position_embeddings=512,
+    max_position_embeddings=2048,
 )
 # Gains over 1 / sqrt(inputs). They make a stale or missing cache entry visible: with these, changing one of 20 earlier
 # tokens changes the next greedy token in half of all cases (one of 100: in 3 of 10); with 1 throughout, in 2 of 10

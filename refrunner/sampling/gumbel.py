@@ -10,7 +10,8 @@ from torch import Tensor
 from ..kernels.gumbel import combine_blocks, sample_blocks
 
 # On a GPU a block is what one program holds in registers. On the CPU a program costs about a millisecond whatever
-# its size, so a row is cut into as few blocks as Triton's largest tensor (2**20 elements) allows.
+# its size, so a row is cut into as few blocks as Triton's largest tensor (2**20 elements) allows; but into two, so
+# that what combines the blocks of a row on a GPU is at work here too.
 GPU_BLOCK = 1024
 CPU_BLOCK = 2**17
 
@@ -28,7 +29,15 @@ class Sampled:
     logprobs: Tensor
 
 
-def sample(logits: Tensor, rows: Tensor, positions: Tensor, temperature: Tensor, seeds: Tensor) -> Sampled:
+def sample(
+    logits: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    *,
+    block_size: int | None = None,
+) -> Sampled:
     """Draw one token per row of logits; enqueues two launches and waits for nothing.
 
     Args:
@@ -37,9 +46,10 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, temperature: Tensor,
         positions: int32 [N], number of tokens before the one drawn.
         temperature: float32 [R]; 0 is greedy.
         seeds: int64 [R], the 64 bits of the seed.
+        block_size: tokens per program, a power of two from 4 to 2**20; by default what suits the device.
     """
     count, vocab_size = logits.shape
-    block = _block_size(logits)
+    block = block_size or _block_size(logits)
     num_blocks = -(-vocab_size // block)
     best = torch.empty(4, count, num_blocks, dtype=torch.float32, device=logits.device)
     best_score, best_logit, max_logit, sum_exp = best
@@ -61,7 +71,7 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, temperature: Tensor,
 def _block_size(logits: Tensor) -> int:
     if logits.device.type != "cpu":
         return GPU_BLOCK
-    return min(CPU_BLOCK, max(4, _power_of_two(logits.shape[1])))
+    return min(CPU_BLOCK, max(4, _power_of_two(logits.shape[1]) // 2))
 
 
 def _power_of_two(number: int) -> int:

@@ -1,6 +1,7 @@
 """Stage 2 on the tiny model: the runner passes, each planted fault fails with its place named, nothing idle passes."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,19 +10,26 @@ from mrv2.checks.findings import RunVerdict, Soundness, Verdict
 from mrv2.ci.stages import runner_oracle
 from mrv2.ci.stages.base import Budget
 from mrv2.ci.stages.runner_oracle import NEEDED, RunnerAgainstOracle
-from mrv2.ci.stages.workloads import PROMPT_LENGTHS, TEMPERATURES, quick_workload
+from mrv2.ci.stages.workloads import edges_workload, quick_workload
 from mrv2.fuzz.mutants import MUTATIONS, mutant
 from mrv2.fuzz.targets.protocols import Feature
 from mrv2.fuzz.targets.reference import ReferenceTarget
 from mrv2.fuzz.workload import Workload, WorkloadRequest
 from mrv2.refrunner.api import SamplingParams, StepOutput
+from mrv2.refrunner.models.tiny import TINY_CONFIG
+from mrv2.refrunner.oracle import rounding
+from mrv2.refrunner.oracle.rounding import Judgement, TokenBound
 
 VOCAB = 256
 BUDGET = Budget(new_tokens=8)
+QUICK = quick_workload(VOCAB, BUDGET.seed, BUDGET.new_tokens)
+SMALL_EDGES = Workload((WorkloadRequest("e0", (1, 2, 3), SamplingParams(max_tokens=2)),), QUICK.capacities, VOCAB)
 
 
 @pytest.fixture
-def stage(tiny_oracle):
+def stage(tiny_oracle, monkeypatch):
+    """The stage without the long edges, which have tests of their own."""
+    monkeypatch.setattr(runner_oracle, "edges_workload", lambda *args: SMALL_EDGES)
     return RunnerAgainstOracle("tiny", VOCAB, tiny_oracle)
 
 
@@ -42,8 +50,9 @@ def test_the_runner_passes(stage, progress, seed):
     assert is_json(result)
 
 
-def index_of(finding):
-    return int(finding.evidence["request"].removeprefix("r"))
+def request_of(finding):
+    (request,) = [r for r in (*QUICK.requests, *SMALL_EDGES.requests) if r.request_id == finding.evidence["request"]]
+    return request
 
 
 def wrong_input(field, function):
@@ -98,7 +107,7 @@ def check_temperature(findings):
 def check_chunk(findings):
     first = findings[0]
     assert first.code == "MRV302"
-    assert PROMPT_LENGTHS[index_of(first)] > 48
+    assert len(request_of(first).prompt) > QUICK.capacities["max_num_batched_tokens"] // 2
 
 
 def check_first_lane(findings):
@@ -109,11 +118,11 @@ def check_first_lane(findings):
 
 
 def check_seed(findings):
-    assert all(TEMPERATURES[index_of(finding)] > 0 for finding in wrong_tokens(findings))
+    assert all(request_of(finding).sampling.temperature > 0 for finding in wrong_tokens(findings))
 
 
 def check_logprob(findings):
-    assert all(TEMPERATURES[index_of(finding)] > 0 for finding in wrong_tokens(findings, "MRV303"))
+    assert all(request_of(finding).sampling.temperature > 0 for finding in wrong_tokens(findings, "MRV303"))
 
 
 EXPECTED = {
@@ -249,10 +258,52 @@ def test_a_small_error_of_a_logprob_is_beyond_its_bound(stage, progress, referen
     assert evidence["bound"] < 5e-4
 
 
-def test_the_workload_is_the_one_promised():
-    workload = quick_workload(VOCAB, 3, 8)
-    assert sorted(len(request.prompt) for request in workload.requests) == sorted(PROMPT_LENGTHS)
-    assert (min(PROMPT_LENGTHS), max(PROMPT_LENGTHS)) == (3, 200)
-    assert {request.sampling.temperature > 0 for request in workload.requests} == {True, False}
-    assert len({request.arrival for request in workload.requests}) > 3
-    assert workload == quick_workload(VOCAB, 3, 8) != quick_workload(VOCAB, 4, 8)
+def test_mostly_near_ties_are_inconclusive(stage, progress, monkeypatch):
+    monkeypatch.setattr(rounding, "bound_token", lambda *args: TokenBound(10.0, 1e9, Judgement.NEAR_TIE))
+    result = stage.run(ReferenceTarget(), BUDGET, progress)
+    assert result.verdict is RunVerdict.INCONCLUSIVE
+    assert "cannot tell right from wrong" in result.summary
+
+
+def test_an_exact_tie_is_no_near_tie(stage, progress, monkeypatch):
+    """Where nothing is rounded, equal scores have one winner."""
+    monkeypatch.setattr(rounding, "bound_token", lambda *args: TokenBound(10.0, 0.0, Judgement.NEAR_TIE))
+    result = stage.run(ReferenceTarget(), BUDGET, progress)
+    assert {finding.code for finding in result.findings} == {"MRV302"}
+    assert result.metrics["near ties"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [({"max_position_embeddings": 63}, "63 positions"), ({"vocab_size": 1}, "vocabulary of 1")]
+)
+def test_a_model_too_small_for_the_workload_is_inconclusive(progress, change, words):
+    oracle = SimpleNamespace(model=SimpleNamespace(config=replace(TINY_CONFIG, **change)))
+    result = RunnerAgainstOracle("tiny", VOCAB, oracle).run(ReferenceTarget(), BUDGET, progress)
+    assert result.verdict is RunVerdict.INCONCLUSIVE
+    assert words in result.summary
+
+
+def test_a_fault_of_the_edges_is_a_finding_beside_those_of_the_quick_workload(stage, progress):
+    builds = []
+
+    def build(config):
+        builds.append(config)
+        if len(builds) == 2:
+            raise OSError("no more paper")
+        return ReferenceTarget().build(config)
+
+    target = SimpleNamespace(name="once", features=ReferenceTarget.features, knobs={}, build=build)
+    result = stage.run(target, BUDGET, progress)
+    assert [finding.code for finding in result.findings] == ["MRV307"]
+    assert builds[1]["model"] == "tiny"
+
+
+def test_the_edges_are_judged_too(tiny_oracle, progress):
+    """With the long ones: the whole stage as users run it."""
+    result = RunnerAgainstOracle("tiny", VOCAB, tiny_oracle).run(ReferenceTarget(), BUDGET, progress)
+    assert (result.verdict, result.findings) == (RunVerdict.PASS, ())
+    assert progress.done == progress.total == 8 + 4 + 2
+    edges = edges_workload(VOCAB, 0)
+    assert result.coverage["edges"]["longest prompt"] == max(len(request.prompt) for request in edges.requests)
+    assert 3 * 6 + 3 <= result.metrics["tokens of the edges"] <= 4 * 6
+    assert "edges on the tiny model: 2" in result.summary

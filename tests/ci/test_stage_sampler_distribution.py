@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ import pytest
 from mrv2.checks.findings import RunVerdict, Soundness, Verdict
 from mrv2.ci.stages.base import Budget
 from mrv2.ci.stages.sampler_distribution import SamplerDistribution
+from mrv2.ci.stages.sampler_edges import check_edges
 from mrv2.fuzz.targets.protocols import Feature
 from mrv2.stats.replay import gumbel_scores
 
 V = 1000
+ORDINARY = 32  # batches of 2,000 draws; the edges come behind them
 BLOCK = 128
 LOW = np.uint64(0xFFFFFFFF)
 
@@ -69,7 +72,7 @@ class GumbelSampler:
 
     def sample(self, logits, temperature, seeds, positions):
         self.batches.append((logits.shape, seeds, positions))
-        result = logits.argmax(axis=1)
+        result = np.where(np.isnan(logits), -np.inf, logits).argmax(axis=1)
         warm = temperature > 0
         logits, divisor = logits[warm], self.temperature(temperature[warm])[:, np.newaxis]
         keys = self.keys(seeds[warm], positions[warm])
@@ -179,7 +182,7 @@ def test_a_right_sampler_passes(exact):
     result = verify(GumbelSampler(), exact=exact, progress=progress)
     assert result.verdict is RunVerdict.PASS
     assert result.findings == ()
-    assert progress.done == progress.total == 32
+    assert progress.done == progress.total == 33
     assert ("replayed exactly" in result.summary) == (exact is not None)
     assert ("not replayed" in result.summary) == (exact is None)
     assert result.coverage == {"features": ["sampler on its own"]}
@@ -267,6 +270,7 @@ def test_another_shape_or_type_is_a_contract_violation(answer):
             return answer(len(seeds))
 
     result = verify(Odd())
+    assert len(result.findings) == 1
     assert result.verdict is RunVerdict.FAIL
     assert by_code(result)["MRV403"].evidence["rows"] == 64
 
@@ -274,7 +278,7 @@ def test_another_shape_or_type_is_a_contract_violation(answer):
 def test_greedy_draws_must_take_the_lowest_of_the_largest_logits():
     class LastOfTies(GumbelSampler):
         def sample(self, logits, temperature, seeds, positions):
-            last = logits.shape[1] - 1 - logits[:, ::-1].argmax(axis=1)
+            last = logits.shape[1] - 1 - np.where(np.isnan(logits), -np.inf, logits)[:, ::-1].argmax(axis=1)
             return np.where(temperature > 0, super().sample(logits, temperature, seeds, positions), last)
 
     tied = LOGITS.copy()
@@ -356,16 +360,17 @@ def test_the_rows_of_highest_entropy_are_drawn_from():
             return super().sample(logits, *rest)
 
     verify(Watching(), logits=logits)
-    drawn = {row.tobytes() for batch in seen for row in batch}
+    drawn = {row.tobytes() for batch in seen[:ORDINARY] for row in batch}
     assert drawn == {row.tobytes() for row in logits[3:]}
 
 
 def test_keys_vary_both_ways_in_batches_of_64():
     sampler = GumbelSampler()
     verify(sampler)
-    assert {shape for shape, _, _ in sampler.batches[:-1]} == {(64, V)}
-    seeds = np.concatenate([seeds for _, seeds, _ in sampler.batches])
-    positions = np.concatenate([positions for _, _, positions in sampler.batches])
+    batches = sampler.batches[:ORDINARY]
+    assert {shape for shape, _, _ in batches[:-1]} == {(64, V)}
+    seeds = np.concatenate([seeds for _, seeds, _ in batches])
+    positions = np.concatenate([positions for _, _, positions in batches])
     assert np.unique(seeds, return_counts=True)[1].max() == 936
     assert np.unique(positions, return_counts=True)[1].max() >= 938
     assert len(set(zip(seeds.tolist(), positions.tolist(), strict=True))) == 2000
@@ -388,3 +393,104 @@ def test_a_run_is_repeatable():
     first, second = verify(GumbelSampler(), seed=5), verify(GumbelSampler(), seed=5)
     assert first == second
     assert verify(GumbelSampler(), seed=6).metrics != first.metrics
+
+
+# What the arguments must not be used for, and how an argument is changed so that the draw agrees with the change.
+SPOILED = {
+    "temperature": lambda logits, temperature, seeds, positions: temperature.fill(1.0),
+    "seeds": lambda logits, temperature, seeds, positions: np.bitwise_and(seeds, LOW, out=seeds),
+    "positions": lambda logits, temperature, seeds, positions: np.mod(positions, 16, out=positions),
+    "logits": lambda logits, temperature, seeds, positions: logits.fill(0.0),
+}
+
+
+@pytest.mark.parametrize("argument", SPOILED)
+def test_a_sampler_that_changes_its_arguments_is_found_out(argument):
+    class InPlace(GumbelSampler):
+        def sample(self, *arguments):
+            SPOILED[argument](*arguments)
+            return super().sample(*arguments)
+
+    (finding,) = verify(InPlace()).findings
+    assert finding.code == "MRV403"
+    assert finding.title.endswith(f"changes its arguments: {argument}")
+
+
+@pytest.mark.parametrize("answer", [[[1], [1, 2]], None, object(), ["x"] * 64, np.ones(64, bool)])
+def test_junk_is_a_contract_violation(answer):
+    (finding,) = verify(SimpleNamespace(name="junk", sample=lambda *arguments: answer)).findings
+    assert finding.code == "MRV403"
+
+
+def test_a_sampler_that_raises_is_a_finding():
+    (finding,) = verify(SimpleNamespace(name="broken", sample=lambda *arguments: 1 / 0)).findings
+    assert finding.code == "MRV307"
+    assert "ZeroDivisionError" in finding.title
+
+
+@pytest.mark.parametrize("inner", [None, object(), SimpleNamespace(sample=len)])
+def test_a_target_without_the_sampler_it_promises(inner):
+    result = verify(inner)
+    assert result.verdict is RunVerdict.FAIL
+    assert by_code(result)["MRV403"].title == "target numpy gives no sampler: it has no sample() or no name"
+
+
+class Greedy(GumbelSampler):
+    """Right but for greedy draws."""
+
+    choose: Callable = staticmethod(lambda logits: logits.argmax(axis=1))
+
+    def sample(self, logits, temperature, seeds, positions):
+        return np.where(temperature > 0, super().sample(logits, temperature, seeds, positions), self.choose(logits))
+
+
+class Ties(Greedy):
+    choose = staticmethod(lambda logits: logits.shape[1] - 1 - np.nan_to_num(logits, nan=-99)[:, ::-1].argmax(axis=1))
+
+
+class Strays(GumbelSampler):
+    """Reads one lane too far in a flat table."""
+
+    def sample(self, logits, temperature, seeds, positions):
+        stray = np.append(logits[1:, :1], logits[:1, :1], axis=0) if logits.shape[1] < V else logits[:, :0]
+        return super().sample(np.concatenate([logits, stray], axis=1), temperature, seeds, positions)
+
+
+# Right on ordinary draws, wrong at one edge, and the edge that must show it.
+AT_AN_EDGE = {
+    "temperature": (
+        GumbelSampler(temperature=lambda t: np.maximum(t, np.float32(0.5))),
+        "MRV402",
+        "far seeds, positions and temperatures",
+    ),
+    "positions": (
+        GumbelSampler(keys=lambda seeds, positions: (seeds, positions % 4096)),
+        "MRV402",
+        "far seeds, positions and temperatures",
+    ),
+    "ties": (Ties(), "MRV402", "greedy rows with ties, -inf and NaN"),
+    "NaN wins": (Greedy(), "MRV403", "greedy rows with ties, -inf and NaN"),
+    "stray lane": (Strays(), "MRV403", "vocabulary of -1 columns"),
+    "coarse noise": (
+        GumbelSampler(noise=lambda gumbel, logits: np.where(gumbel > 5.0, gumbel + np.float32(1e-4), gumbel)),
+        "MRV402",
+        "tails of the noise",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", AT_AN_EDGE)
+def test_a_fault_at_an_edge_is_found_there(case):
+    sampler, code, edge = AT_AN_EDGE[case]
+    result = verify(sampler)
+    assert result.verdict is RunVerdict.FAIL
+    assert edge in result.metrics["wrong_edges"]
+    assert code in {finding.code for finding in result.findings}
+    assert any(finding.title.endswith(edge) for finding in result.findings)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_right_sampler_is_right_at_the_edges_with_every_seed(seed):
+    result = check_edges(GumbelSampler(), LOGITS[:4], EXACT, seed)
+    assert result.wrong == {}
+    assert (len(result.names), result.draws) == (6, 102)

@@ -10,7 +10,7 @@ from mrv2.ci.stages import state
 from mrv2.ci.stages.base import Budget
 from mrv2.ci.stages.state import NEEDED, StateAndPoison
 from mrv2.ci.stages.workloads import quick_workload
-from mrv2.fuzz.mutants import MUTATIONS, Mutation, mutant
+from mrv2.fuzz.mutants import EDGES, MUTATIONS, Mutation, mutant
 from mrv2.fuzz.targets.reference import ReferenceTarget
 from mrv2.fuzz.workload import Workload, WorkloadRequest
 from mrv2.refrunner.api import SamplingParams
@@ -20,8 +20,13 @@ BUDGET = Budget(new_tokens=8)
 
 
 @pytest.fixture
-def stage():
-    return StateAndPoison("tiny", VOCAB)
+def stage(tiny_oracle):
+    return StateAndPoison("tiny", VOCAB, tiny_oracle)
+
+
+def named(name):
+    (mutation,) = [mutation for mutation in (*MUTATIONS, *EDGES, *UNPOISONED) if mutation.name == name]
+    return mutation
 
 
 def is_json(result):
@@ -37,9 +42,9 @@ def test_the_runner_passes(stage, progress, reference_with):
         return runner
 
     result = stage.run(reference_with(change=change), BUDGET, progress)
-    assert len(closed) == 2
+    assert len(closed) == 3
     assert (result.verdict, result.findings) == (RunVerdict.PASS, ())
-    assert progress.done == progress.total == 2
+    assert progress.done == progress.total == 4
     assert all(result.coverage[name] > 0 for name in ("preempted", "resumed", "aborted", "chunked", "rows used again"))
     assert is_json(result)
 
@@ -51,13 +56,14 @@ STATE_FAULTS = {
     "position_off_by_one": ("MRV304", "positions"),
     "last_sampled_not_set_on_resume": ("MRV304", "input_ids"),
     "chunk_counts_as_decode": ("MRV306", "counter"),
+    "token_table_not_updated": ("MRV306", "newest-token"),
+    "padding_keeps_its_length": ("MRV306", "padding"),
 }
 
 
 @pytest.mark.parametrize("name", STATE_FAULTS)
 def test_faults_of_the_bookkeeping_are_found_and_named(stage, progress, name):
-    (mutation,) = [mutation for mutation in MUTATIONS if mutation.name == name]
-    with mutant(mutation) as target:
+    with mutant(named(name)) as target:
         result = stage.run(target, BUDGET, progress)
     assert result.verdict is RunVerdict.FAIL
     code, what = STATE_FAULTS[name]
@@ -69,15 +75,9 @@ def test_faults_of_the_bookkeeping_are_found_and_named(stage, progress, name):
 
 
 # Faults that no input shows: something dead is read, and only its content decides whether that matters.
+INHERITS = next(mutation for mutation in EDGES if mutation.name == "greedy_inherits_temperature")
 DEAD_READS = {
-    Mutation(
-        "temperature_not_reset",
-        "request_states.py",
-        "        self._temperature.stage_write(0, row, [request.sampling.temperature])\n",
-        "        if request.sampling.temperature:\n"
-        "            self._temperature.stage_write(0, row, [request.sampling.temperature])\n",
-        "a greedy request inherits the temperature of its row",
-    ): "MRV305",
+    INHERITS: "MRV305",
     Mutation(
         "padding_writes_to_a_block",
         "attention/torch_reference.py",
@@ -105,6 +105,68 @@ def test_reads_of_dead_memory_are_found_by_poison(stage, progress, mutation):
     first = result.findings[0]
     if first.code == "MRV305":
         assert first.evidence["without poison"] + first.evidence["with poison"]
+    assert is_json(result)
+
+
+UNPOISONED = (
+    Mutation(
+        "row_not_poisoned",
+        "model_runner.py",
+        "                self._states.poison(row)\n",
+        "",
+        "freed rows keep their values",
+    ),
+    Mutation(
+        "lanes_not_poisoned",
+        "input_batch.py",
+        "            self._input_ids[num_tokens:].fill_(self._poison_token)\n",
+        "",
+        "padding lanes keep their token ids",
+    ),
+    Mutation(
+        "cache_not_poisoned",
+        "attention/torch_reference.py",
+        "        if config.poison:\n",
+        "        if not config:\n",
+        "blocks that were never handed out hold zeros",
+    ),
+)
+# Poison that is left out, and what is then missing.
+IGNORED = {
+    "row_not_poisoned": "no poison in freed rows",
+    "lanes_not_poisoned": "no poison in padding lanes",
+    "cache_not_poisoned": "no poison in unused blocks",
+}
+
+
+@pytest.mark.parametrize("name", IGNORED)
+def test_poison_that_is_not_there_is_missed(stage, progress, name):
+    with mutant(named(name)) as target:
+        result = stage.run(target, BUDGET, progress)
+    assert (result.verdict, result.findings) == (RunVerdict.INCONCLUSIVE, ())
+    assert result.summary == f"not exercised: {IGNORED[name]}"
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [("poison", "no poison in freed rows, no poison in freed blocks"), ("pad_to", "no step with padding tokens")],
+)
+def test_a_target_that_ignores_a_setting_does_not_pass(stage, progress, reference_with, setting, words):
+    target = reference_with()
+    build = target.build
+    target.build = lambda config: build({name: value for name, value in config.items() if name != setting})
+    result = stage.run(target, BUDGET, progress)
+    assert result.verdict is RunVerdict.INCONCLUSIVE
+    assert words in result.summary
+
+
+def test_faults_of_padding_itself_are_found(stage, progress):
+    """The poisoned run has the same padding and the same fault, so only the plain one shows it."""
+    with mutant(named("padding_clears_a_slot")) as target:
+        result = stage.run(target, BUDGET, progress)
+    assert result.verdict is RunVerdict.FAIL
+    assert {finding.code for finding in result.findings} == {"MRV305"}
+    assert result.findings[0].title.endswith("output changes when the batch is padded")
     assert is_json(result)
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from mrv2.fuzz import mutants
-from mrv2.fuzz.mutants import MUTATIONS, MutantTarget, Mutation, mutant, mutated_package
+from mrv2.fuzz.mutants import EDGES, MUTATIONS, MutantTarget, Mutation, mutant, mutated_package
 from mrv2.fuzz.targets.protocols import RunnerTarget, SamplerProvider
 from mrv2.refrunner import config as original
 
 CAPACITIES = {"max_num_reqs": 3, "max_num_batched_tokens": 8, "max_model_len": 32, "block_size": 4, "num_kv_blocks": 17}
+ALL = (*MUTATIONS, *EDGES)
 TEN_ROWS = Mutation("ten_rows", "config.py", "max_num_reqs: int = 16", "max_num_reqs: int = 10", "ten rows by default")
 
 
@@ -86,7 +87,7 @@ def test_a_mutant_that_cannot_be_imported_leaves_nothing():
         importlib.import_module(f"{package}.config")
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", ALL, ids=lambda mutation: mutation.name)
 def test_the_catalogue_is_up_to_date(mutation):
     """Its text is there, and the faulty runner can be built."""
     with mutant(mutation) as target:
@@ -96,11 +97,11 @@ def test_the_catalogue_is_up_to_date(mutation):
 
 
 def test_names_and_descriptions_of_the_catalogue():
-    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
-    assert all(mutation.name.isidentifier() and mutation.doc and mutation.old != mutation.new for mutation in MUTATIONS)
+    assert len({mutation.name for mutation in ALL}) == len(ALL)
+    assert all(mutation.name.isidentifier() and mutation.doc and mutation.old != mutation.new for mutation in ALL)
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", ALL, ids=lambda mutation: mutation.name)
 def test_every_mutation_is_a_target_by_name(mutation):
     target = getattr(mutants, mutation.name)
     assert isinstance(target, MutantTarget)

@@ -77,10 +77,11 @@ def test_the_adapter_is_a_target_that_can_be_verified(adapter):
     target = adapter.MyTarget()
     assert isinstance(target, RunnerTarget)
     checkpoint = tiny_checkpoint()
-    stage = RunnerAgainstOracle("tiny", 256, Oracle(LlamaOracle(checkpoint.config, checkpoint.tensors)))
+    oracle = Oracle(LlamaOracle(checkpoint.config, checkpoint.tensors))
+    stage = RunnerAgainstOracle("tiny", 256, oracle)
     result = stage.run(target, Budget(new_tokens=8), Silent())
     assert (result.verdict, result.findings) == (RunVerdict.PASS, ())
-    assert Engine.stopped == 1
-    missing = StateAndPoison("tiny", 256).run(target, Budget(new_tokens=8), Silent())
+    assert Engine.stopped == 2
+    missing = StateAndPoison("tiny", 256, oracle).run(target, Budget(new_tokens=8), Silent())
     assert missing.verdict is RunVerdict.INCONCLUSIVE
     assert "poison of dead memory" in missing.summary

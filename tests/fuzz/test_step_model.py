@@ -170,7 +170,8 @@ def test_another_order_of_execution(order, mismatch):
 def test_lists_are_as_good_as_tuples():
     _, expected = two_requests()
     snapshot = snapshot_of(expected)
-    as_lists = replace(snapshot, **{field: list(getattr(snapshot, field)) for field in snapshot.__dataclass_fields__})
+    sequences = [field for field in snapshot.__dataclass_fields__ if not field.startswith("padding")]
+    as_lists = replace(snapshot, **{field: list(getattr(snapshot, field)) for field in sequences})
     assert expected.compare(as_lists) is None
 
 

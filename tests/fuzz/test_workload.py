@@ -1,15 +1,18 @@
 """The loop that drives a target: fates are carried out, and whatever a target does wrong becomes part of the trace."""
 
 from dataclasses import replace
+from decimal import Decimal
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from mrv2.checks.findings import Finding, Soundness, Verdict
 from mrv2.fuzz.targets.protocols import InputSnapshot
 from mrv2.fuzz.targets.reference import ReferenceTarget
-from mrv2.fuzz.workload import Driver, Workload, WorkloadRequest
+from mrv2.fuzz.workload import Driver, Workload, WorkloadRequest, run_target
 from mrv2.refrunner.api import SamplingParams, StepOutput
+from mrv2.refrunner.errors import ConfigurationError
 from mrv2.refrunner.models.llama import LlamaModel
 
 VOCAB = 50
@@ -245,7 +248,12 @@ MALFORMED = {
     "negative": (lambda o: StepOutput(dict.fromkeys(o.token_ids, (-1,)), o.logprobs), "token -1"),
     "a fraction": (lambda o: StepOutput(dict.fromkeys(o.token_ids, (1.0,)), o.logprobs), "token 1.0"),
     "no output": (lambda o: None, "AttributeError"),
-    "words": (lambda o: StepOutput(o.token_ids, dict.fromkeys(o.logprobs, ("x",))), "TypeError"),
+    "words": (lambda o: StepOutput(o.token_ids, dict.fromkeys(o.logprobs, ("x",))), "logprob 'x', expected one finite"),
+    "a decimal": (lambda o: StepOutput(o.token_ids, dict.fromkeys(o.logprobs, (Decimal(-1),))), "logprob Decimal"),
+    "a truth": (lambda o: StepOutput(o.token_ids, dict.fromkeys(o.logprobs, (True,))), "logprob True"),
+    "too large": (lambda o: StepOutput(o.token_ids, dict.fromkeys(o.logprobs, (10**400,))), "OverflowError"),
+    "a true token": (lambda o: StepOutput(dict.fromkeys(o.token_ids, (True,)), o.logprobs), "token True"),
+    "a number's name": (lambda o: StepOutput({**o.token_ids, 3: (1,)}, {**o.logprobs, 3: (-1.0,)}), "tokens for"),
 }
 
 
@@ -275,6 +283,36 @@ def test_a_draw_where_none_is_due():
     assert trace.crash.error == "MalformedOutput: tokens for ['a'], expected for []"
 
 
+def test_numbers_of_numpy_are_numbers():
+    def spoil(output):
+        return StepOutput(output.token_ids, {name: (np.float32(-1),) for name in output.logprobs})
+
+    def show(snapshot):
+        return replace(snapshot, positions=np.array(snapshot.positions), seq_lens=np.array(snapshot.seq_lens))
+
+    trace = drive(ShowingRunner(output=spoil, snapshot=show), *THREE)
+    assert is_clean(trace)
+    assert {type(value) for result in trace.results.values() for value in result.logprobs} == {float}
+
+
+JUNK = {
+    "rows of lists": ({"rows": lambda s: tuple([row] for row in s.rows)}, "rows of a snapshot is ("),
+    "tables of numbers": ({"block_tables": lambda s: tuple(0 for _ in s.rows)}, "block_tables of a snapshot"),
+    "no positions": ({"positions": lambda s: None}, "positions of a snapshot is None"),
+    "fractions": ({"slot_mapping": lambda s: tuple(map(float, s.slot_mapping))}, "expected whole numbers"),
+    "padding": ({"padding_tokens": lambda s: "many"}, "padding_tokens of a snapshot"),
+}
+
+
+@pytest.mark.parametrize("case", JUNK)
+def test_junk_in_a_snapshot_ends_the_run(case):
+    changes, words = JUNK[case]
+    spoil = lambda s: replace(s, **{name: change(s) for name, change in changes.items()})  # noqa: E731
+    trace = drive(ShowingRunner(snapshot=spoil), *THREE)
+    assert words in trace.crash.error
+    assert trace.crash.error.startswith("MalformedOutput")
+
+
 @pytest.mark.parametrize("field", ["rows", "seq_lens", "block_tables"])
 def test_a_malformed_snapshot_ends_the_run(field):
     trace = drive(ShowingRunner(snapshot=lambda s: replace(s, **{field: getattr(s, field)[1:]})), *THREE)
@@ -301,6 +339,20 @@ def test_the_first_wrong_input_is_kept():
     assert {result.finish_reason for result in trace.results.values()} == {"length"}
 
 
+@pytest.mark.parametrize(("answer", "words"), [("somewhere", "expected a Site"), (None, "ZeroDivisionError")])
+def test_a_producer_that_fails_takes_nothing_from_the_wrong_input(answer, words):
+    class Vague(ShowingRunner):
+        def producer(self, field):
+            return answer or 1 / 0
+
+    spoil = lambda s: replace(s, positions=tuple(p + 1 for p in s.positions))  # noqa: E731
+    trace = drive(Vague(snapshot=spoil), *THREE)
+    assert trace.mismatch[1].field == "positions"
+    assert trace.producer is None
+    (fault,) = trace.faults
+    assert words in fault.error
+
+
 def broken(runner):
     title = f"broken at {runner.steps}"
     return [Finding("MRV306", Verdict.VIOLATION, Soundness.SOUND, title)] if runner.steps in (2, 4) else []
@@ -315,6 +367,75 @@ def test_broken_invariants_are_kept_with_their_steps():
 def test_invariants_that_raise():
     trace = drive(PlainRunner(invariants=lambda runner: 1 / 0), *THREE, check_invariants=True)
     assert "ZeroDivisionError" in trace.crash.error
+
+
+ODD = Finding("MRV306", Verdict.VIOLATION, Soundness.SOUND, "odd")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [["bad"], [replace(ODD, code="MRV999")], [replace(ODD, evidence={"x": object()})], [replace(ODD, where=("here",))]],
+)
+def test_invariants_that_return_junk(answer):
+    trace = drive(PlainRunner(invariants=lambda runner: answer), *THREE, check_invariants=True)
+    assert trace.crash.error.startswith("MalformedOutput: invariants() returned")
+
+
+def test_poison_is_counted_with_the_invariants():
+    class Poisoned(PlainRunner):
+        def poisoned(self):
+            return {"freed rows": self.steps % 3}
+
+    assert drive(Poisoned(), *THREE, check_invariants=True).poisoned == {"freed rows": 2}
+    assert drive(Poisoned(), *THREE).poisoned == {}
+    Poisoned.poisoned = lambda self: 7
+    assert "poisoned() returned 7" in drive(Poisoned(), *THREE, check_invariants=True).crash.error
+
+
+def target_of(build):
+    return SimpleNamespace(build=build)
+
+
+def test_a_target_is_built_with_the_capacities_and_closed():
+    asked, closed = [], []
+
+    def build(config):
+        asked.append(config)
+        runner = PlainRunner()
+        runner.close = lambda: closed.append(runner)
+        return runner
+
+    trace = run_target(target_of(build), {"model": "m"}, workload(*THREE))
+    assert asked == [{"model": "m", **CAPACITIES}]
+    assert is_clean(trace)
+    assert len(closed) == 1
+
+
+@pytest.mark.parametrize(("build", "words"), [(lambda config: None, "no execute()"), (lambda config: 1 / 0, "Zero")])
+def test_a_target_that_builds_nothing(build, words):
+    trace = run_target(target_of(build), {}, workload(*THREE))
+    assert words in trace.crash.error
+    assert (trace.crash.step, trace.results) == (-1, {})
+
+
+def test_a_refused_configuration_is_not_a_fault():
+    def refuse(config):
+        raise ConfigurationError("block_size=4", "it must be 16", "the kernel knows no other", "16")
+
+    with pytest.raises(ConfigurationError):
+        run_target(target_of(refuse), {}, workload(*THREE))
+
+
+def test_a_runner_that_cannot_be_closed():
+    def build(config):
+        runner = PlainRunner()
+        runner.close = lambda: 1 / 0
+        return runner
+
+    trace = run_target(target_of(build), {}, workload(*THREE))
+    assert trace.crash is None
+    assert [fault.error for fault in trace.faults] == ["ZeroDivisionError: division by zero"]
+    assert {result.finish_reason for result in trace.results.values()} == {"length"}
 
 
 def test_the_reference_runner_has_no_inputs_to_show_if_it_fails_early(monkeypatch):
@@ -333,7 +454,7 @@ def test_the_reference_runner_has_no_inputs_to_show_if_it_fails_early(monkeypatc
     trace = Driver(runner, tiny).run()
     assert (trace.crash.step, trace.mismatch) == (1, None)
     runner = ReferenceTarget().build({"model": "tiny", **CAPACITIES})
-    monkeypatch.setattr(runner._runner, "_check", lambda step: 1 / 0)
+    monkeypatch.setattr(runner._runner._checker, "check", lambda *args: 1 / 0)
     trace = Driver(runner, tiny).run()
     assert (trace.crash.step, trace.mismatch) == (0, None)
 

@@ -120,5 +120,5 @@ def test_an_earlier_token_changes_what_follows():
 def test_the_written_configuration_is_plain_json(tmp_path):
     pytest.importorskip("safetensors")
     config = json.loads((write_tiny_checkpoint(tmp_path / "t") / "config.json").read_text())
-    assert (config["vocab_size"], config["num_hidden_layers"], config["max_position_embeddings"]) == (256, 2, 512)
+    assert (config["vocab_size"], config["num_hidden_layers"], config["max_position_embeddings"]) == (256, 2, 2048)
     assert (config["bos_token_id"], config["eos_token_id"]) == (None, None)

@@ -53,8 +53,8 @@ def test_the_quick_workload_equals_the_oracle(oracle):
     assert (result.verdict, result.findings) == (RunVerdict.PASS, ())
 
 
-def test_poison_changes_nothing():
-    result = StateAndPoison("tiny", VOCAB).run(cuda_target(), BUDGET, Silent())
+def test_poison_changes_nothing(oracle):
+    result = StateAndPoison("tiny", VOCAB, oracle).run(cuda_target(), BUDGET, Silent())
     assert (result.verdict, result.findings) == (RunVerdict.PASS, ())
 
 
