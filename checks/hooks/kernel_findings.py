@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..findings import JSON, Finding, Site, Soundness, Verdict
 from .byte_ranges import Addresses
@@ -84,7 +85,7 @@ class KernelReport:
         return {
             "program": self._index(access.program),
             "access": access.kind.verb,
-            "line": f"{site.file}:{site.line}",
+            "line": f"{Path(site.file).name}:{site.line}",
         }
 
     def _nearest(self, low: int, high: int) -> Block | None:

@@ -358,6 +358,7 @@ class _Remains:
 
 def _stale(block: Block, node: Node, stack: Stack, step: int | None) -> Finding:
     assert node.work is not None
+    memory = {"space": block.space.value, "size": block.size, "label": block.label}
     return Finding(
         code="MRV501",
         verdict=Verdict.VIOLATION,
@@ -366,10 +367,19 @@ def _stale(block: Block, node: Node, stack: Stack, step: int | None) -> Finding:
         where=sites(stack),
         other=sites(node.stack),
         allocation=sites(block.stack),
-        evidence={"operation": node.work.name, "block": block.label, "bytes": block.size},
+        evidence={"operation": node.work.name, "block": memory, "bytes": _touched(block, node.work)},
         remedy="keep a reference to every input of a captured graph for as long as the graph is replayed",
         step=step,
     )
+
+
+def _touched(block: Block, work: Work) -> list[int]:
+    """The bytes of a block that an operation touches, as far as it was known before it ran; or else all of them."""
+    told = (*work.reads, *work.writes, *work.possible_reads, *work.possible_writes)
+    inside = [(low, high) for low, high in told if block.base <= low < block.end]
+    if not inside:
+        return [0, block.size]
+    return [min(low for low, _ in inside) - block.base, max(high for _, high in inside) - block.base]
 
 
 class graph:  # noqa: N801 - torch's name
