@@ -31,11 +31,11 @@ class Live:
 class Batches:
     """State table and builder, filled by the test."""
 
-    def __init__(self, pad_to=1, poison=False):
+    def __init__(self, pad_to=1, poison=False, length=LENGTH):
         self.config = RunnerConfig(
             max_num_reqs=ROWS,
             max_num_batched_tokens=TOKENS,
-            max_model_len=LENGTH,
+            max_model_len=length,
             block_size=BLOCK_SIZE,
             pad_to=pad_to,
             poison=poison,
@@ -137,6 +137,17 @@ def test_the_last_lane_of_the_longest_sequence():
     batches = Batches()
     batches.add("a", ramp(LENGTH), LENGTH - 1, ramp(LENGTH // BLOCK_SIZE, 1))
     check_real_lanes(batches, batches.build({"a": 1}), {"a": 1})
+
+
+@pytest.mark.parametrize("length", [250, 300, 700])
+def test_far_into_a_long_sequence(length):
+    """Positions beyond a byte and beyond a kernel's block, those of the draw included."""
+    batches = Batches(length=length)
+    blocks = ramp(-(-length // BLOCK_SIZE), 3)
+    batches.add("a", [token % VOCAB for token in range(length)], length - 12, blocks)
+    batches.add("b", ramp(3), 0, [1])
+    scheduled = {"b": 3, "a": 12}
+    check_real_lanes(batches, batches.build(scheduled), scheduled)
 
 
 def test_buffers_keep_their_addresses():

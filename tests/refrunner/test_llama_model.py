@@ -36,8 +36,9 @@ def logits_of(model, tokens=TOKENS, positions=POSITIONS, owners=None):
     return model.compute_logits(model.forward(tokens, positions, attend_in(positions, owners)))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_logits_are_those_of_transformers(name):
+@pytest.mark.parametrize(("name", "stride", "bound"), [*((name, 1, 3e-4) for name in CONFIGS), ("tiny", 11, 2e-3)])
+def test_logits_are_those_of_transformers(name, stride, bound):
+    """At the first positions, and at some far apart, where angles that wrap or are cut would show."""
     transformers = pytest.importorskip("transformers")
     config = CONFIGS[name]
     tensors = random_tensors(config, 0)
@@ -46,12 +47,14 @@ def test_logits_are_those_of_transformers(name):
     missing, unexpected = theirs.load_state_dict(tensors, strict=False)
     assert (set(missing) - {"lm_head.weight"}, unexpected) == (set(), [])
     with torch.no_grad():
-        expected = theirs(TOKENS[None]).logits[0]
+        expected = theirs(TOKENS[None], position_ids=stride * POSITIONS[None]).logits[0]
 
     # About 20 float32 operations in a row, each with sums of at most 128 terms, on numbers up to 30 (attention scores)
     # that end as logits up to 8: 20 * sqrt(128) * 2**-24 * 8 = 1e-4, twice that for both sides; transformers' float32
-    # angles add 48 * 2**-24 rad on scores up to 30, again 1e-4. A wrong layout or a lost norm moves logits by above 1.
-    assert (logits_of(LlamaModel(config, tensors)) - expected).abs().max() < 3e-4
+    # angles add 48 * 2**-24 rad on scores up to 30, again 1e-4, and with the stride 11 times that. A wrong layout, a
+    # wrong angle or a lost norm moves logits by above 1.
+    found = logits_of(LlamaModel(config, tensors), positions=stride * POSITIONS)
+    assert (found - expected).abs().max() < bound
 
 
 @pytest.mark.parametrize("lost", ["input_layernorm", "post_attention_layernorm", "model.norm"])

@@ -55,9 +55,10 @@ def expected_content(new):
     }
 
 
-def test_a_request_gets_a_row_with_its_whole_state():
+@pytest.mark.parametrize("temperature", [0.7, 0.123, 1e-30, 12.3456, 1e30])
+def test_a_request_gets_a_row_with_its_whole_state(temperature):
     states = make_states()
-    new = request("a", (7, 8, 9), temperature=0.7, seed=5, computed=2)
+    new = request("a", (7, 8, 9), temperature=temperature, seed=5, computed=2)
     row = states.add(new)
     flush(states)
     assert states.row_of == {"a": row}
