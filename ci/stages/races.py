@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from mrv2.checks.events import LaneKind, OperationKind, Stack, SyncKind
 from mrv2.checks.findings import JSON, Finding, RunVerdict, Soundness, Verdict, combine, verdict_of
 from mrv2.checks.happens_before import HappensBefore
+from mrv2.checks.virtual import VirtualDeviceError
 from mrv2.checks.virtual.runs import Run, run_program
 from mrv2.checks.virtual.schedules import Schedule, expand
+from mrv2.checks.virtual.uninitialised import find_uninitialised
 from mrv2.fuzz.programs import MODEL, RunnerProgram
 from mrv2.fuzz.targets.protocols import Feature, RunnerTarget
 from mrv2.fuzz.workload import Trace, Workload, run_target
@@ -35,7 +37,8 @@ class Races:
     """Drives the quick workload on a virtual device under several schedules of it.
 
     Always on the tiny model, whatever the other stages use: order does not depend on weights. The runner's tokens on
-    the plain CPU are judged by the oracle, and those of each schedule must be the same.
+    the plain CPU are judged by the oracle, and those of each schedule must be the same, and the same again whatever
+    fresh memory of the device holds.
     """
 
     name = "races"
@@ -48,11 +51,21 @@ class Races:
         checkpoint = load_checkpoint(MODEL)
         vocab_size = checkpoint.config.vocab_size
         workload = quick_workload(vocab_size, budget.seed + 2, NEW_TOKENS)
-        progress.start(2 + len(expand(OTHERS)))
+        progress.start(3 + len(expand(OTHERS)))
         reference, findings = _on_cpu(target, workload, Oracle(LlamaOracle(checkpoint.config, checkpoint.tensors)))
         progress.advance()
-        drives = [*_drives(RunnerProgram(target, workload), budget.seed, progress)]
-        return _result(workload, reference, findings, drives)
+        program = RunnerProgram(target, workload)
+        drives = [*_drives(program, budget.seed, progress)]
+        obstacle = next((drive.obstacle for drive in drives if drive.obstacle), None)
+        if obstacle:
+            return StageResult(RunVerdict.INCONCLUSIVE, obstacle, coverage=_coverage(drives))
+        undecided = [f"not exercised: {what}" for what in unexercised(reference, workload)]
+        try:
+            findings += find_uninitialised(program)
+        except VirtualDeviceError as error:
+            undecided.append(f"{error.subject}: {error.rule}")
+        progress.advance()
+        return _result(reference, findings, drives, undecided)
 
 
 class Counting(HappensBefore):
@@ -126,7 +139,7 @@ def _drives(program: RunnerProgram, seed: int, progress: Progress) -> Iterator[_
     if first.obstacle:
         return
     others = expand(OTHERS, streams=first.run.streams, seed=seed)
-    progress.start(2 + len(others))
+    progress.start(3 + len(others))
     for schedule in others:
         yield _drive(program, schedule)
         progress.advance()
@@ -141,19 +154,17 @@ def _drive(program: RunnerProgram, schedule: Schedule) -> _Drive:
     return _Drive(run, counted, program.trace, tuple(findings))
 
 
-def _result(workload: Workload, reference: Trace, findings: list[Finding], drives: Sequence[_Drive]) -> StageResult:
-    obstacle = next((drive.obstacle for drive in drives if drive.obstacle), None)
-    if obstacle:
-        return StageResult(RunVerdict.INCONCLUSIVE, obstacle, coverage=_coverage(drives))
+def _result(
+    reference: Trace, findings: list[Finding], drives: Sequence[_Drive], undecided: Sequence[str]
+) -> StageResult:
     found = [*findings, *_merged(drives), *_differences(reference, drives)]
-    missing = unexercised(reference, workload)
     steps = len(reference.steps)
     summary = f"{len(drives)} schedules of {steps} steps on the {MODEL} model: no race, and the tokens of the oracle"
     verdicts = [verdict_of(found)]
     if found:
         summary = found[0].title
-    elif missing:
-        verdicts, summary = [RunVerdict.INCONCLUSIVE], f"not exercised: {', '.join(missing)}"
+    elif undecided:
+        verdicts, summary = [RunVerdict.INCONCLUSIVE], "; ".join(undecided)
     return StageResult(combine(verdicts), summary, tuple(found), _metrics(drives), _coverage(drives))
 
 

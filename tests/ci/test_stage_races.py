@@ -1,9 +1,13 @@
 """Stage "races": the runner passes and each ordering fault fails in every schedule, and nothing idle passes."""
 
+import functools
+import itertools
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from mrv2.checks.codes import CODES
 from mrv2.checks.findings import RunVerdict
@@ -47,8 +51,8 @@ def is_json(result):
 def test_the_runner_passes(progress):
     result = Races().run(ReferenceTarget(), Budget(), progress)
     assert (result.verdict, result.findings) == (RunVerdict.PASS, ())
-    assert "6 schedules of 24 steps on the tiny model" in result.summary
-    assert progress.done == progress.total == 7
+    assert "6 schedules of 29 steps on the tiny model" in result.summary
+    assert progress.done == progress.total == 8
     assert result.coverage["schedules"] == SCHEDULES
     assert set(result.coverage["lanes"]) == {"default stream", "stream 1", "host thread"}
     assert result.coverage["kernels"]["triton:sample_blocks"] > 10
@@ -154,3 +158,41 @@ def test_an_idle_workload_is_inconclusive(short, monkeypatch, progress):
     result = Races().run(ReferenceTarget(), Budget(), progress)
     assert result.verdict is RunVerdict.INCONCLUSIVE
     assert "not exercised: preempted 0 of 2" in result.summary
+
+
+def with_output(change):
+    """The reference target, whose outputs on device cuda are changed on their way to the host."""
+
+    def build(reference, config):
+        runner = reference.build(config)
+        execute = runner.execute
+        runner.execute = lambda step: SimpleNamespace(result=functools.partial(change, execute(step)))
+        return runner
+
+    return on_device(build)
+
+
+def test_uninitialised_memory_that_reaches_a_token_fails_the_stage(short, progress):
+    def right_by_luck(handle):
+        output = handle.result()
+        lucky = torch.empty(1, dtype=torch.int32, device="cuda").item() < 0
+        return output if lucky else replace(output, token_ids=dict.fromkeys(output.token_ids, (0,)))
+
+    result = Races().run(with_output(right_by_luck), Budget(), progress)
+    assert result.verdict is RunVerdict.FAIL
+    (finding,) = result.findings
+    assert finding.code == "MRV213" and "right_by_luck" in finding.allocation[0].function
+    assert is_json(result)
+
+
+def test_a_target_whose_output_differs_by_itself_is_inconclusive(short, progress):
+    calls = itertools.count()
+
+    def drifting(handle):
+        output = handle.result()
+        drift = next(calls) * 1e-3
+        return replace(output, logprobs={name: (value - drift,) for name, (value,) in output.logprobs.items()})
+
+    result = Races().run(with_output(drifting), Budget(), progress)
+    assert result.verdict is RunVerdict.INCONCLUSIVE
+    assert "two runs with the same poison must give the same data" in result.summary
