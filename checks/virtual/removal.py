@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from ..events import Stack, SyncKind
 from ..findings import Finding
@@ -19,6 +20,9 @@ from .runs import Program, Run, run_program
 from .runtime import Runtime
 from .stacks import program_stack
 from .transcript import portable
+
+if TYPE_CHECKING:
+    from .tensor import Face
 
 _POLLS = (SyncKind.EVENT_QUERY, SyncKind.STREAM_QUERY)
 
@@ -50,17 +54,45 @@ def stack_of(fence: Fence) -> Stack:
     return tuple((site.file, site.line, site.function) for site in fence.where)
 
 
+def noting_record_stream(note: Callable[[Stack], None]) -> Callable[[Runtime], Callable[[], None]]:
+    """An installer that tells where the program calls ``record_stream``, of which a recorded run has no event."""
+
+    def install(runtime: Runtime) -> Callable[[], None]:
+        def record_stream(face: Face, stream: Any) -> None:
+            note(program_stack())
+            Runtime.record_stream(runtime, face, stream)
+
+        return _replace_record_stream(runtime, record_stream)
+
+    return install
+
+
+def _replace_record_stream(runtime: Runtime, function: Callable[[Face, Any], None]) -> Callable[[], None]:
+    runtime.record_stream = function  # type: ignore[assignment, method-assign]
+
+    def undo() -> None:
+        del runtime.record_stream
+
+    return undo
+
+
 def without(stack: Stack) -> Callable[[Runtime], Callable[[], None]]:
     """An installer for ``virtual_device``: what the program does there, with this very stack, orders nothing.
 
-    A record there marks no work, a wait or synchronisation there does not wait, and a poll there says yes.
+    A record there marks no work, a wait or synchronisation there does not wait, a poll there says yes, and the
+    allocator does not hear of ``record_stream`` there.
     """
 
     def install(runtime: Runtime) -> Callable[[], None]:
-        whole = runtime.order
-        runtime.order = _OrderWithout(runtime, stack)
+        def record_stream(face: Face, stream: Any) -> None:
+            if program_stack() != stack:
+                Runtime.record_stream(runtime, face, stream)
+
+        whole, runtime.order = runtime.order, _OrderWithout(runtime, stack)
+        restore = _replace_record_stream(runtime, record_stream)
 
         def undo() -> None:
+            restore()
             runtime.order = whole
 
         return undo

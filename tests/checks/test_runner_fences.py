@@ -14,7 +14,7 @@ import torch
 from mrv2.checks.events import OperationKind, Stack, SyncKind
 from mrv2.checks.happens_before import Fence, Need, Record, Recorder
 from mrv2.checks.happens_before.records import OperationBegins
-from mrv2.checks.virtual.removal import fences_of, stack_of, without
+from mrv2.checks.virtual.removal import fences_of, noting_record_stream, stack_of, without
 from mrv2.checks.virtual.runs import Run, run_program
 from mrv2.fuzz.programs import RunnerProgram, random_workload
 from mrv2.fuzz.targets.reference import ReferenceTarget
@@ -111,9 +111,7 @@ def references_of_handles() -> set[str]:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_reference_that_a_handle_keeps_is_missed(schedule):
-    names = references_of_handles()
-    assert "_sources" in names
-    for name in sorted(names):
+    for name in sorted(references_of_handles()):
 
         def drop(_: Any, handle: Any, name: str = name) -> None:
             if hasattr(handle, name):
@@ -123,8 +121,24 @@ def test_every_reference_that_a_handle_keeps_is_missed(schedule):
         found = run_program(program, schedule).findings
         # Either it only kept the memory alive, or the result is read from it and there is none.
         assert found or (program.trace is not None and program.trace.crash is not None), name
-        if name == "_sources":
-            assert {finding.code for finding in found} == {"MRV205"}
+
+
+def places_of_record_stream(program: RunnerProgram) -> list[Stack]:
+    """Where the runner tells the allocator of another stream."""
+    stacks: list[Stack] = []
+    run_program(program, hooks=(noting_record_stream(stacks.append),))
+    return list(dict.fromkeys(stacks))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_word_to_the_allocator_is_missed(program, schedule):
+    for stack in places_of_record_stream(program):
+        found = run_program(program, schedule, hooks=(without(stack),)).findings
+        assert {finding.code for finding in found} == {"MRV205"}, stack
+
+
+def test_what_keeps_the_drawn_tokens_alive_is_among_what_is_taken_away(program):
+    assert places_of_record_stream(program) or "_sources" in references_of_handles()
 
 
 def slots_of(runner: Any) -> Iterator[Any]:

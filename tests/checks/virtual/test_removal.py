@@ -120,3 +120,21 @@ def test_the_device_is_whole_again_afterwards():
     stack = places(program)[1]
     assert codes(program, stack) == ["MRV201"]
     assert codes(program) == []
+
+
+def told():
+    side = torch.cuda.Stream()
+    data = torch.zeros(4, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        data.add_(1)
+    data.record_stream(side)
+    del data
+    torch.cuda.synchronize()
+
+
+def test_without_a_word_to_the_allocator_memory_is_freed_too_early():
+    line = told.__code__.co_firstlineno + 6
+    assert codes(told) == []
+    assert codes(told, ((__file__, line, "told"),)) == ["MRV205"]
+    assert codes(told, ((__file__, line + 1, "told"),)) == []
