@@ -84,7 +84,7 @@ class Call:
         if kind in _MANY:
             if parts is not None:
                 parts.append(len(value))
-            return [self._take(item) for item in value]
+            return [self._take(item, scalar) for item in value]
         self._parts = None
         if isinstance(value, Tensor):
             self.tensors.append(value)

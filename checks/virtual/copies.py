@@ -99,14 +99,15 @@ class Copies:
 
     def copy(self, target: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
         """``target.copy_(source)`` where at least one is on the device; called below the modes."""
-        if isinstance(target, DeviceTensor):
-            if isinstance(source, DeviceTensor):
-                self._on_device(face_of(target), face_of(source))
+        with self._runtime.lock:
+            if isinstance(target, DeviceTensor):
+                if isinstance(source, DeviceTensor):
+                    self._on_device(face_of(target), face_of(source))
+                else:
+                    self._upload(face_of(target), source, non_blocking)
             else:
-                self._upload(face_of(target), source, non_blocking)
-        else:
-            assert isinstance(source, DeviceTensor)
-            self._download(target, face_of(source), non_blocking)
+                assert isinstance(source, DeviceTensor)
+                self._download(target, face_of(source), non_blocking)
         return target
 
     # The three directions

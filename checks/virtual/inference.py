@@ -24,6 +24,8 @@ from .layouts import Layout, layout_of
 MAX_PLANS = 1 << 16
 #: Elements up to which a stand-in has data.
 MAX_STAND_IN = 1 << 18
+#: Arguments of these types may be given as numbers, whose value no shape depends on.
+_SCALAR_TYPES = frozenset({"number", "Optional[number]", "List[number]", "Tensor", "Optional[Tensor]"})
 #: Their shape depends on the value of scalar operands.
 _SHAPED_BY_SCALARS = frozenset({"aten::arange", "aten::range", "aten::linspace", "aten::logspace", "aten::bucketize"})
 #: Operators that are not elementwise but compute into memory of the right shape as it is.
@@ -75,7 +77,7 @@ class Operator:
         self.changes_shape = torch.Tag.inplace_view in func.tags
         self.allocates = short.startswith(("empty", "new_empty"))
         self.factory = any(a.name == "pin_memory" for a in arguments)
-        scalars = {a.name for a in arguments if str(a.type) == "number" or str(a.type) == "Scalar"}
+        scalars = {a.name for a in arguments if str(a.type) in _SCALAR_TYPES}
         self.scalars: frozenset[str] = frozenset() if self.schema_name in _SHAPED_BY_SCALARS else frozenset(scalars)
         self.scalar_places = frozenset(i for i, a in enumerate(arguments) if a.name in self.scalars)
         self.returns_list = len(schema.returns) == 1 and str(schema.returns[0].type).startswith("List[")

@@ -37,8 +37,6 @@ class Operators:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._declared = DeclaredCalls(runtime)
-        #: Set around the decomposition of a composite operator on device tensors: what it allocates is the device's.
-        self._inside_device_call = False
         self._special: dict[Any, Callable[[Call], Any]] = {
             _aten.copy_.default: self._copy,
             _aten._to_copy.default: self._to_copy,
@@ -68,18 +66,19 @@ class Operators:
                     return self._work_out(call)
         finally:
             here.below = outer
-        return self._decompose(call, func, args, kwargs)
+        return self._decompose(func, args, kwargs)
 
-    def _decompose(self, call: Call, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _decompose(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """In inference mode composite operators arrive whole, and some of them look like views but are not."""
         from .install import DispatchMode
 
-        outer, self._inside_device_call = self._inside_device_call, call.on_device
+        here = heres.here
+        outer, here.call = here.call, (func, args, kwargs)
         try:
             with DispatchMode(self._runtime):
                 return func.decompose(*args, **kwargs)
         finally:
-            self._inside_device_call = outer
+            here.call = outer
 
     def _work_out(self, call: Call) -> Any:
         """A call that no recipe covers."""
@@ -101,7 +100,7 @@ class Operators:
 
         Such an allocation names its layout, which a call from Python hardly ever does.
         """
-        return self._inside_device_call or self._runtime.inside_device_call(from_cpp="layout" in call.kwargs)
+        return self._runtime.inside_device_call(from_cpp="layout" in call.kwargs)
 
     # Host
 
