@@ -334,6 +334,9 @@ class CUDAGraph:
         if runtime is not None and runtime.active and self._capture is not None:
             runtime.memory.later(_Remains(self))
 
+    def instantiate(self) -> None:
+        """Nothing to do: a captured graph can be replayed."""
+
     def pool(self) -> tuple[int, int]:
         """A handle for the graph's memory; pools are not shared here."""
         return (0, id(self) & 0xFFFF)

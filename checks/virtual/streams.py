@@ -153,6 +153,10 @@ class GenericStream:
         """Whether all its work is over."""
         return active_runtime().order.query_queue(self.queue)
 
+    def is_capturing(self) -> bool:
+        """Whether a graph is being captured from it."""
+        return self.queue.capture is not None
+
     def wait_event(self, event: GenericEvent) -> None:
         """Hold back what follows until the event's latest record is passed."""
         event.wait(self)

@@ -155,6 +155,9 @@ class DeviceTensor(Tensor):
     def __format__(self, spec: str) -> str:
         return self.item().__format__(spec) if self.dim() == 0 else repr(self).__format__(spec)
 
+    def __copy__(self) -> Any:
+        return self.detach().requires_grad_(self.requires_grad)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
             copy = self.detach().clone()

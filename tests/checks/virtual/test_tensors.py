@@ -132,6 +132,31 @@ def test_parts_of_torch_that_are_written_in_python(vd):
     assert vd.findings == []
 
 
+def test_copies_of_the_object(vd):
+    v = torch.arange(4.0, device="cuda")
+    shallow, deep = copy.copy(v), copy.deepcopy(v)
+    v.add_(1)
+    assert shallow.is_cuda and deep.is_cuda and shallow.tolist() == [1, 2, 3, 4] and deep.tolist() == [0, 1, 2, 3]
+
+
+def test_a_training_step_is_that_of_the_host(schedule):
+    def train(device):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).to(device)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        x, target = torch.arange(32.0).view(4, 8).to(device) / 32, torch.arange(4).to(device)
+        for _ in range(3):
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), target).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimiser.step()
+        return {name: value.cpu().tolist() for name, value in model.state_dict().items()}
+
+    expected = train("cpu")
+    with virtual_device(schedule) as device:
+        assert train("cuda") == expected and device.findings == []
+
+
 def test_backward(vd):
     weight = torch.nn.Parameter(torch.ones(4, device="cuda"))
     (weight * torch.arange(4.0, device="cuda")).sum().backward()
