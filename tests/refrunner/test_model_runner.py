@@ -288,8 +288,12 @@ def test_invariants_hold_and_each_can_break(decoding):
     assert broken_rules(decoding) == {"counter"}
     states.num_computed[row] -= 1
     states.total_len[row] -= 1
-    assert broken_rules(decoding) == {"counter"}
+    # The token before the newest one is not what the sampler drew.
+    assert broken_rules(decoding) == {"counter", "newest-token"}
     states.total_len[row] += 1
+    states.last_sampled[row] += 1
+    assert broken_rules(decoding) == {"newest-token"}
+    states.last_sampled[row] -= 1
     tables.device_table()[row, 1] = 9
     assert broken_rules(decoding) == {"block-table"}
     tables.device_table()[row, 1] = 2
