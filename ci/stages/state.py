@@ -76,8 +76,8 @@ class StateAndPoison:
 
     def _spoiled_by_padding(self, workload: Workload, plain: Trace, padded: Trace) -> Iterator[Finding]:
         """One finding for each request that padding changes by more than rounding, and that is then wrong."""
-        if plain.crash or padded.crash:
-            return
+        if plain.crash or padded.crash or plain.mismatch or padded.mismatch:
+            return  # a wrong input says more than the output that it spoils
         moved = {name for name, result in plain.results.items() if _moved(result, padded.results[name])}
         suspects = replace(workload, requests=tuple(r for r in workload.requests if r.request_id in moved))
         judged = RunnerAgainstOracle(self._model, self._vocab_size, self._oracle).judge(suspects, padded, Silent())
