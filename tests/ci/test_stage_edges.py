@@ -30,7 +30,6 @@ OUTPUTS = {"rotary_wraps", "context_is_cut", "draw_position_wraps"}
 # What the quick workload shows.
 SHORT = {
     "seed_loses_a_bit": "MRV302",
-    "temperature_of_one_decimal": "MRV302",
     "greedy_inherits_temperature": "MRV302",
     "sum_of_the_first_block": "MRV303",
 }
@@ -60,7 +59,7 @@ def verify(oracle, progress, name):
 
 
 def test_every_fault_has_a_stage_that_must_find_it():
-    assert set(BY_NAME) == {*INPUTS, *OUTPUTS, *SHORT, *STATE, *SAMPLER}
+    assert set(BY_NAME) == {*INPUTS, *OUTPUTS, *SHORT, *STATE, *SAMPLER, "temperature_of_one_decimal"}
 
 
 @pytest.mark.parametrize("name", INPUTS)
@@ -87,6 +86,13 @@ def test_the_quick_workload_shows_it(tiny_oracle, progress, monkeypatch, name):
     result = verify(tiny_oracle, progress, name)
     assert result.verdict is RunVerdict.FAIL
     assert {finding.code for finding in result.findings} == {SHORT[name]}
+
+
+def test_both_workloads_together_show_a_rounded_temperature(tiny_oracle, progress):
+    # It changes few draws: neither workload alone has enough of them with every seed.
+    result = verify(tiny_oracle, progress, "temperature_of_one_decimal")
+    assert result.verdict is RunVerdict.FAIL
+    assert {finding.code for finding in result.findings} == {"MRV302"}
 
 
 @pytest.mark.parametrize("name", SAMPLER)
