@@ -462,8 +462,8 @@ _ENTRIES = (
         why="a silent fallback gives a measurement of something else, under the name of what was asked for",
         remedy="the message names the object, the rule and what to write instead",
         example=Example(
-            "target.build({'num_blocks': 2, 'block_size': 16, 'max_model_len': 4096})",
-            "target.build({'num_blocks': 256, 'block_size': 16, 'max_model_len': 4096})",
+            "target.build({'num_kv_blocks': 2, 'block_size': 16, 'max_model_len': 4096})",
+            "target.build({'num_kv_blocks': 256, 'block_size': 16, 'max_model_len': 4096})",
         ),
         stage="any",
     ),

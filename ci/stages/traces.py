@@ -60,8 +60,10 @@ def trace_findings(trace: Trace) -> Iterator[Finding]:
             code="MRV307",
             verdict=Verdict.VIOLATION,
             soundness=Soundness.SOUND,
-            title=f"the runner failed: {crash.error}",
+            # The message may hold measured values, and a title is part of the identity of a finding.
+            title=f"the runner failed with {crash.error.partition(':')[0]}",
             where=crash.where,
+            evidence={"error": crash.error},
             remedy="the steps obey the contract of refrunner/api.py; a runner must execute each of them, and what it "
             "returns must have the form of fuzz/targets/protocols.py",
             step=crash.step if crash.step >= 0 else None,

@@ -242,8 +242,10 @@ def not_a_number(output):
 def test_a_target_that_breaks_down_fails(stage, progress, reference_with, change, words):
     result = stage.run(reference_with(change=change), BUDGET, progress)
     assert result.verdict is RunVerdict.FAIL
-    assert result.findings[0].code == "MRV307"
-    assert words in result.findings[0].title
+    finding = result.findings[0]
+    assert finding.code == "MRV307"
+    assert words in finding.evidence["error"]
+    assert finding.title == f"the runner failed with {finding.evidence['error'].partition(':')[0]}"
     assert is_json(result)
 
 
