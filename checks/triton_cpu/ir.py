@@ -17,7 +17,7 @@ from ..findings import Site
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A number type, by its MLIR name: ``i1`` … ``i64``, ``index``, ``f16``, ``bf16``, ``f32``, ``f64``, ``f8E5M2`` …."""
+    """A number type, by its MLIR name: ``i1`` … ``i64``, ``index``, ``f16``, ``bf16``, ``f32``, ``f64``, ``f8E5M2``."""
 
     name: str
 
