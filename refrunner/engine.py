@@ -61,18 +61,22 @@ class Engine:
         self._closed = False
 
     @classmethod
-    def from_model(cls, reference: str, config: RunnerConfig | None = None) -> Engine:
+    def from_model(
+        cls, reference: str, config: RunnerConfig | None = None, *, max_model_len: int | None = None
+    ) -> Engine:
         """Load a model and its tokenizer.
 
         Args:
             reference: ``"smollm2"``, ``"tiny"``, a Hugging Face folder, or a GGUF file.
             config: capacities; by default one that fits the model, on the CPU.
+            max_model_len: longest sequence in tokens, if ``config`` is left out; by default the model's context, 4096
+                at most.
 
         Raises:
             RunnerError: the model cannot be loaded, or does not fit the configuration.
         """
         checkpoint = load_checkpoint(reference)
-        return cls(checkpoint, config or default_config(checkpoint), load_tokenizer(checkpoint))
+        return cls(checkpoint, config or default_config(checkpoint, max_model_len), load_tokenizer(checkpoint))
 
     def generate(
         self,
@@ -269,8 +273,14 @@ def _with_seed_of(shared: SamplingParams, index: int) -> SamplingParams:
     return shared if shared.seed is None else replace(shared, seed=(shared.seed + index) % 2**64)
 
 
-def default_config(checkpoint: Checkpoint) -> RunnerConfig:
-    """Capacities for a handful of requests over the model's context, 4096 tokens at most, on the CPU."""
-    length = min(checkpoint.config.max_position_embeddings, DEFAULT_MAX_MODEL_LEN)
-    base = RunnerConfig(max_model_len=length)
+def default_config(checkpoint: Checkpoint, max_model_len: int | None = None) -> RunnerConfig:
+    """Capacities for a handful of requests on the CPU.
+
+    Args:
+        checkpoint: the model.
+        max_model_len: longest sequence in tokens; by default the model's context, 4096 at most.
+    """
+    if max_model_len is None:
+        max_model_len = min(checkpoint.config.max_position_embeddings, DEFAULT_MAX_MODEL_LEN)
+    base = RunnerConfig(max_model_len=max_model_len)
     return replace(base, num_kv_blocks=1 + 2 * base.max_blocks_per_request)

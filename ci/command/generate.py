@@ -23,6 +23,12 @@ def generate(
     model: ModelOption = "smollm2",
     max_tokens: Annotated[int, typer.Option(metavar="N", help="How many tokens at most.")] = 16,
     temperature: Annotated[float, typer.Option(metavar="T", help="0 picks the most likely token.")] = 0.0,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Longest sequence; by default the model's context, 4096 at most.", show_default=False
+        ),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(metavar="S", help="Seed of the draws, 64 bits; one is drawn if not given.")
     ] = None,
@@ -38,7 +44,7 @@ def generate(
         if json:
             check_destination(json)
         sampling = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
-        with Engine.from_model(model) as engine:
+        with Engine.from_model(model, max_model_len=max_model_len) as engine:
             done = engine.generate([prompt], sampling)[0]
         if json:
             write_report(json, _as_report(model, prompt, done))

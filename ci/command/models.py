@@ -18,7 +18,7 @@ class ChosenModel:
     Attributes:
         reference: what ``load_checkpoint`` was given.
         checkpoint: the weights.
-        fallback: the model asked for is not installed, and this one stands in.
+        fallback: none was asked for, the real one is not installed, and this one stands in.
     """
 
     reference: str
@@ -45,12 +45,12 @@ class ChosenModel:
         }
 
 
-def choose_model(reference: str) -> ChosenModel:
-    """Load the model that ``--model`` names, or the tiny one where the real one is not installed.
+def choose_model(reference: str | None) -> ChosenModel:
+    """Load the model that ``--model`` names; if it names none, the real one, or the tiny one where that is missing.
 
     Raises:
-        CheckpointError: it cannot be loaded.
+        CheckpointError: it cannot be loaded; a model that was asked for by name is never replaced.
     """
-    fallback = reference == REAL and find_smollm2() is None
-    loaded = FALLBACK if fallback else reference
+    fallback = reference is None and find_smollm2() is None
+    loaded = FALLBACK if fallback else reference or REAL
     return ChosenModel(loaded, load_checkpoint(loaded), fallback)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 import sys
 import traceback
 from collections.abc import Iterator
@@ -74,8 +75,20 @@ def guarded(debug: bool) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001 - the last stop before the shell
         if debug:
             traceback.print_exception(error)
-        screen.print_problem(notes(), four_parts(error) or _internal(error))
+        screen.print_problem(notes(), four_parts(error) or _full(error) or _internal(error))
         raise typer.Exit(ExitCode.USAGE) from None
+
+
+def _full(error: Exception) -> FourParts | None:
+    """What to say when the standard output's disk is full."""
+    if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
+        return None
+    return FourParts(
+        "standard output",
+        "there must be room for what is printed",
+        "a result that is cut off must not be taken for the whole",
+        "make room on the disk, or send the output elsewhere",
+    )
 
 
 def _internal(error: Exception) -> FourParts:

@@ -118,7 +118,7 @@ def _look_up(subject: str, module: ModuleType, attributes: str) -> object:
     for name in attributes.split("."):
         if not hasattr(found, name):
             public = [entry for entry in dir(found) if not entry.startswith("_")]
-            close = difflib.get_close_matches(name, public, n=3) or public[:8]
+            close = difflib.get_close_matches(name, public, n=3) or _likely(found, public)
             raise InputError(
                 subject,
                 f"{name} must exist in {module.__name__}",
@@ -127,6 +127,12 @@ def _look_up(subject: str, module: ModuleType, attributes: str) -> object:
             )
         found = getattr(found, name)
     return found
+
+
+def _likely(found: object, names: list[str]) -> list[str]:
+    """Names to propose when none is close: targets and functions before the rest, the first dozen."""
+    ranked = sorted(names, key=lambda name: not hasattr(getattr(found, name, None), "build"))
+    return ranked[:12] + ([f"... {len(ranked) - 12} more"] if len(ranked) > 12 else [])
 
 
 def _instance(reference: str, found: object) -> object:

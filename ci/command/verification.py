@@ -35,7 +35,7 @@ class Settings:
     """The options of ``mrv2 verify``."""
 
     target: str
-    model: str
+    model: str | None
     profile: str
     seed: int
     stages: tuple[str, ...]
@@ -62,6 +62,7 @@ def run(settings: Settings) -> None:
         model = choose_model(settings.model)
         out = output()
         screen.line(out, model.line)
+        screen.line(out, f"target: {settings.target}")
         stages, left_out = _select(catalog.stages_for(target, model.reference, model.checkpoint), settings.stages)
         execution = Execution(target, budget, baseline, settings.debug)
         outcome = execution.run(stages, left_out, Display(notes(), len(stages)))

@@ -7,14 +7,19 @@ from typing import Annotated
 
 import typer
 
-from .shared import DebugOption, JsonOption, ModelOption, guarded
+from .shared import DebugOption, JsonOption, guarded
 
 
 def verify(
     target: Annotated[
         str, typer.Option(metavar="TARGET", help="What to verify: refrunner, or package.module:object.")
     ] = "refrunner",
-    model: ModelOption = "smollm2",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="smollm2, tiny, a folder or a GGUF file; by default smollm2 if installed, else tiny."
+        ),
+    ] = None,
     profile: Annotated[str, typer.Option(metavar="NAME", help="How much work to do.")] = "quick",
     seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="Root of every random choice.")] = 0,
     stage: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Run this stage only; repeatable.")] = None,

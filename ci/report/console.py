@@ -131,8 +131,8 @@ def verdict_line(outcome: RunOutcome) -> str:
 
 
 def print_findings(console: Console, findings: Sequence[ReportedFinding]) -> None:
-    """The first few findings in full, the rest as counts, then the accepted ones, one line each."""
-    waiting = [entry for entry in findings if entry.accepted is None]
+    """A few findings in full, the rest as counts, then the accepted ones, one line each."""
+    waiting = _each_code_first([entry for entry in findings if entry.accepted is None])
     for entry in waiting[:IN_FULL]:
         print_finding(console, entry)
     rest = Counter((entry.finding.code, entry.stage or "-") for entry in waiting[IN_FULL:])
@@ -142,6 +142,17 @@ def print_findings(console: Console, findings: Sequence[ReportedFinding]) -> Non
     for entry in findings:
         if entry.accepted is not None:
             line(console, f"accepted: {entry.finding.code} {entry.finding.title} (reason: {entry.accepted})")
+
+
+def _each_code_first(findings: Sequence[ReportedFinding]) -> list[ReportedFinding]:
+    """One finding of each code, then the others: a fault that shows in many places must not hide its diagnosis."""
+    firsts: list[ReportedFinding] = []
+    others: list[ReportedFinding] = []
+    seen: set[str] = set()
+    for entry in findings:
+        (others if entry.finding.code in seen else firsts).append(entry)
+        seen.add(entry.finding.code)
+    return firsts + others
 
 
 def print_finding(console: Console, entry: ReportedFinding) -> None:

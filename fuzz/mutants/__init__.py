@@ -13,9 +13,15 @@ from .targets import MutantTarget, mutant
 
 __all__ = ["EDGES", "MUTATIONS", "ORDERING", "MutantTarget", "Mutation", "mutant", "mutated_package"]
 
+_ALL = (*MUTATIONS, *EDGES, *ORDERING)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *(mutation.name for mutation in _ALL)]
+
 
 def __getattr__(name: str) -> MutantTarget:
-    for mutation in (*MUTATIONS, *EDGES, *ORDERING):
+    for mutation in _ALL:
         if mutation.name == name:
             return MutantTarget(mutation)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -28,6 +28,24 @@ def test_only_the_text_goes_to_standard_output(tmp_path: Path) -> None:
     assert content["verdict"] is None
 
 
+def test_max_model_len_bounds_the_sequence() -> None:
+    result = generate("--prompt", "abcd", "--max-tokens", "99", "--max-model-len", "8")
+    assert result.exit_code == 0
+    assert "4 tokens, finished by length" in result.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_full_output_is_an_error_in_four_parts() -> None:
+    program = "from mrv2.ci.command.app import main; main()"
+    command = [sys.executable, "-c", program, "generate", "--model", "tiny", "--prompt", "a", "--max-tokens", "1"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*command, "--max-tokens", "1"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert "error: standard output" in done.stderr and "internal" not in done.stderr
+
+
 def test_seed_repeats_a_draw() -> None:
     options = ("--prompt", "abc", "--max-tokens", "4", "--temperature", "1", "--seed", "5")
     first = generate(*options)

