@@ -23,6 +23,7 @@ from .rules import sites
 
 #: These come with something else that the program wants; taking them alone out of it is not possible.
 _NOT_ALONE = (SyncKind.IMPLICIT, SyncKind.THREAD)
+_POLLS = (SyncKind.EVENT_QUERY, SyncKind.STREAM_QUERY)
 _Place: TypeAlias = tuple[SyncKind, str, Stack]
 _Identity: TypeAlias = tuple[object, ...]
 
@@ -44,6 +45,7 @@ class Fence:
         name: what the program called.
         where: stack of the call, innermost first.
         times: how often it was reached.
+        answered: how often it acquired anything; a poll that said no, and a wait for an event never recorded, did not.
         effective: how often it ordered anything that was not ordered already.
         need: NEEDED if a race appears without it; VACUOUS if it never ordered anything new; else REMOVABLE, as far as
             the memory goes that this run touched.
@@ -57,11 +59,22 @@ class Fence:
     name: str
     where: tuple[Site, ...]
     times: int
+    answered: int
     effective: int
     need: Need
     witness: Finding | None = None
     redundant_with: tuple[tuple[Site, ...], ...] = ()
     can_go: bool = False
+
+    @property
+    def polls(self) -> bool:
+        """Whether it asks without waiting."""
+        return self.kind in _POLLS
+
+    @property
+    def never_true(self) -> bool:
+        """Whether it was only polled, and always said no: then it orders nothing."""
+        return self.polls and not self.answered
 
 
 def analyse_fences(records: Iterable[Record]) -> list[Fence]:
@@ -81,7 +94,7 @@ def _judge_alone(run: _Run, place: _Place) -> Fence:
     witness = run.race_without((place,)) if effective else None
     need = Need.VACUOUS if not effective else Need.REMOVABLE if witness is None else Need.NEEDED
     kind, name, stack = place
-    return Fence(kind, name, sites(stack), run.times[place], effective, need, witness)
+    return Fence(kind, name, sites(stack), run.times[place], run.answered[place], effective, need, witness)
 
 
 def _judge_together(run: _Run, fences: Mapping[_Place, Fence]) -> Iterator[tuple[_Place, Fence]]:
@@ -130,6 +143,8 @@ class _Run:
             if isinstance(record, Synchronises)
         }
         self.times = Counter(self._place_of.values())
+        answered = {record.sync for record in records if isinstance(record, Acquires) and record.sync is not None}
+        self.answered = Counter(self._place_of[sync] for sync in answered)
         self.places = list(self.times)
         self.effective, self._known = self._as_it_was()
 

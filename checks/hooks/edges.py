@@ -6,16 +6,15 @@ import _thread
 import sys
 import weakref
 from collections import deque
-from pathlib import Path
 from typing import Any, TypeAlias
 
+from ..libraries import TOOLKIT
 from .runtime import Runtime
 
 Token: TypeAlias = int
 
 #: These are built from locks and conditions of their own, of which nothing need be seen: what they mean is seen.
 _INTERNAL = frozenset({"threading", "queue", "concurrent.futures._base", "concurrent.futures.thread", "logging"})
-_TOOLKIT = f"{Path(__file__).resolve().parents[1]}/"
 
 
 class Edges:
@@ -126,4 +125,4 @@ class Parcels:
 def called_internally(depth: int = 2) -> bool:
     """Whether the caller, ``depth`` frames up, is one of the modules whose inner workings are not told."""
     frame = sys._getframe(depth)
-    return frame.f_globals.get("__name__") in _INTERNAL or frame.f_code.co_filename.startswith(_TOOLKIT)
+    return frame.f_globals.get("__name__") in _INTERNAL or frame.f_code.co_filename.startswith(TOOLKIT)

@@ -17,11 +17,9 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
@@ -30,6 +28,7 @@ from triton.runtime.jit import JITFunction, mangle_type
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..events import OperationKind
+from ..libraries import is_library, portable_path
 from .kernel_conflicts import conflicts
 from .kernel_findings import KernelReport
 from .kernel_log import KernelLog
@@ -37,9 +36,6 @@ from .patching import Patches
 from .runtime import Block, Runtime
 from .triton_language import Function, interpreted_language, rewritten
 from .triton_tap import Tap
-
-_TOOLKIT = f"{Path(__file__).resolve().parents[1]}/"
-_TRITON = f"{Path(triton.__file__).parent}/"
 
 
 def install(runtime: Runtime) -> Callable[[], None]:
@@ -218,8 +214,8 @@ class KernelError(RuntimeError):
 
     def __init__(self, error: Exception, program: tuple[int, ...]) -> None:
         lines = traceback.extract_tb(error.__traceback__)
-        own = [line for line in lines if not line.filename.startswith((_TOOLKIT, _TRITON))]
-        place = f"{own[-1].filename}:{own[-1].lineno}" if own else "an unknown line"
+        own = [line for line in lines if not is_library(line.filename)]
+        place = f"{portable_path(own[-1].filename)}:{own[-1].lineno}" if own else "an unknown line"
         super().__init__(f"{type(error).__name__} in program {program} at {place}: {error}")
 
 

@@ -11,16 +11,15 @@ import bisect
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import numpy as np
-import triton
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle
 
 from ..findings import Site
+from ..libraries import folder_of
 from .byte_ranges import Addresses
 from .kernel_log import AccessKind, Fence, KernelAccess, KernelLog
 from .patching import Patches
@@ -32,7 +31,7 @@ FUEL = 1_000_000
 _SEMANTICS = interpreter._ir.MEM_SEMANTIC
 _ACQUIRES = (_SEMANTICS.ACQUIRE, _SEMANTICS.ACQUIRE_RELEASE)
 _RELEASES = (_SEMANTICS.RELEASE, _SEMANTICS.ACQUIRE_RELEASE)
-_TRITON = f"{Path(triton.__file__).parent}/"
+_TRITON = folder_of("triton")
 
 
 class OutOfFuel(RuntimeError):

@@ -10,12 +10,12 @@ With several threads the line named is the one that the program began last befor
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING
 
 from ..errors import CheckError
 from ..findings import Finding, Site
+from ..libraries import is_library, is_standard, portable_path
 from . import snapshots
 from .lines import followed
 from .runtime import Runtime
@@ -23,8 +23,6 @@ from .snapshots import Snapshot, SnapshotSink
 
 if TYPE_CHECKING:
     from ..virtual.schedules import Scheduler
-
-_TOOLKIT = f"{Path(__file__).resolve().parents[1]}/"
 
 
 def locate_writer(program: Callable[[], object], schedule: str | Scheduler, seed: int, finding: Finding) -> Site | None:
@@ -84,5 +82,5 @@ class _Watch:
         snapshot = self._snapshot
         if snapshot is not None and self.writer is None and len(snapshot.changed()):
             self.writer = self._last
-        if not code.co_filename.startswith(_TOOLKIT):
-            self._last = Site(code.co_filename, line, code.co_qualname)
+        if not (is_library(code.co_filename) or is_standard(code.co_filename)):
+            self._last = Site(portable_path(code.co_filename), line, code.co_qualname)

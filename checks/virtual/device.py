@@ -15,6 +15,7 @@ from ..findings import Finding
 from ..happens_before.core import HappensBefore
 from ..happens_before.recording import Tee
 from ..happens_before.trace import TraceWriter
+from ..libraries import portable
 from .install import installed
 from .memory import POISON, Poison
 from .runtime import Runtime
@@ -38,12 +39,15 @@ class VirtualDevice:
 
     @property
     def findings(self) -> list[Finding]:
-        """What has been found so far, in an order that does not depend on the schedule."""
+        """What has been found so far, in an order that does not depend on the schedule.
+
+        Files are named from their outermost package on, so that fingerprints are the same on every machine.
+        """
         with self.runtime.lock:
             if self.runtime.active:
                 self.runtime.memory.settle()
             found: list[Finding] = getattr(self._judge, "findings", [])
-        return list(found)
+        return [portable(finding) for finding in found]
 
     def step(self, number: int | None) -> None:
         """Say which step of the runner begins; every event from now on carries its number."""

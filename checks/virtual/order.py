@@ -100,7 +100,10 @@ class Order:
                 runtime.memory.settle()
 
     def query_record(self, record: Record | None, name: str = "Event.query") -> bool:
-        """Whether a record is passed. The device goes on meanwhile, and True orders what follows after it."""
+        """Whether a record is passed. The device goes on meanwhile, and True orders what follows after it.
+
+        The sink is told of every poll; only those that say yes acquire something.
+        """
         runtime = self._runtime
         with runtime.lock:
             runtime.memory.settle()
@@ -108,11 +111,13 @@ class Order:
             if record is not None:
                 runtime.captures.refuse_wait(name)
             if not _orders(record) or record is None:
-                self._sync(host, SyncKind.EVENT_QUERY, name)
+                # A yes that brings nothing new: what the host knows already.
+                sync = self._sync(host, SyncKind.EVENT_QUERY, name)
+                runtime.sink.acquire(host, runtime.sink.release(host), sync=sync)
                 return True
             runtime.poll()
+            sync = self._sync(host, SyncKind.EVENT_QUERY, name)
             if record.mark.done:
-                sync = self._sync(host, SyncKind.EVENT_QUERY, name)
                 runtime.sink.acquire(host, record.token, sync=sync)
             return record.mark.done
 
@@ -139,9 +144,9 @@ class Order:
             runtime.memory.settle()
             runtime.poll()
             over = queue.last is None or queue.last.done
+            host = runtime.host_lane()
+            sync = self._sync(host, SyncKind.STREAM_QUERY, "Stream.query")
             if over:
-                host = runtime.host_lane()
-                sync = self._sync(host, SyncKind.STREAM_QUERY, "Stream.query")
                 runtime.sink.acquire(host, runtime.sink.release(queue.lane), sync=sync)
             return over
 

@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING, Any
 from ..events import Stack, SyncKind
 from ..findings import Finding
 from ..happens_before import Fence, HappensBefore, Need, Record, Recorder, Tee, analyse_fences
+from ..libraries import portable
 from . import order
 from .queues import PendingOperation, Queue
 from .runs import Program, Run, run_program
 from .runtime import Runtime
 from .stacks import program_stack
-from .transcript import portable
 
 if TYPE_CHECKING:
     from .tensor import Face
-
-_POLLS = (SyncKind.EVENT_QUERY, SyncKind.STREAM_QUERY)
 
 
 def fences_of(program: Program) -> tuple[Run, list[Fence]]:
@@ -41,7 +39,7 @@ def fences_of(program: Program) -> tuple[Run, list[Fence]]:
 
 
 def _polled(program: Program, fence: Fence, known: Sequence[Finding]) -> Fence:
-    if fence.kind not in _POLLS or fence.need is Need.NEEDED:
+    if not fence.polls or fence.need is Need.NEEDED:
         return fence
     before = {finding.fingerprint() for finding in known}
     found = run_program(program, hooks=(without(stack_of(fence)),)).findings

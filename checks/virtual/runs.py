@@ -18,7 +18,7 @@ from .memory import POISON, Poison
 from .runtime import Runtime
 from .schedules import Decision, Recorder, Schedule, Scheduler
 from .stacks import calls_program
-from .transcript import Note, Transcript, portable
+from .transcript import Note, Transcript
 
 #: Code that says ``device="cuda"``; what it returns is its data.
 Program: TypeAlias = Callable[[], object]
@@ -89,8 +89,7 @@ def run_program(
             data = _call(program)
         except Exception as raised:  # noqa: BLE001 - what wrong data makes a program raise is its outcome
             error = f"{type(raised).__name__}: {raised}"
-    found = tuple(portable(finding) for finding in device.findings)
-    return Run(chosen, data, error, found, len(device.runtime.streams.queues), recorder)
+    return Run(chosen, data, error, tuple(device.findings), len(device.runtime.streams.queues), recorder)
 
 
 @calls_program

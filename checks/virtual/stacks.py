@@ -1,32 +1,25 @@
 """Where in the program something was asked for, as cheap tuples.
 
 A stack is taken for every operation, so it must cost about a microsecond: what a code object contributes is looked
-up once and remembered, and only a handful of frames is kept. Frames of torch, Triton and this toolkit are left out:
-they are the same for every operation and say nothing about the program.
+up once and remembered, and only a handful of frames is kept. Frames of torch, Triton, numpy, the standard library and
+this toolkit are left out: they are the same for every operation and say nothing about the program.
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import weakref
 from collections.abc import Callable
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import TypeAlias, TypeVar
 
-import torch
-
 from ..events import Stack
 from ..findings import Site
+from ..libraries import is_library, is_standard
 from .threads import heres
 
 #: Enough to tell two callers of one helper apart; more would only cost time.
 MAX_FRAMES = 6
 
-_TOOLKIT = Path(__file__).resolve().parents[1]
-_LIBRARIES = (contextlib.__file__, weakref.__file__)
-_HIDDEN = (f"{_TOOLKIT}/", f"{Path(torch.__file__).parent}/", "/triton/", *_LIBRARIES, "<frozen ", "<__array")
 _Function = TypeVar("_Function", bound=Callable[..., object])
 _Places: TypeAlias = dict[int, tuple[str, int, str]]
 
@@ -53,7 +46,7 @@ def _know(code: CodeType, places: _Places) -> _Places:
 
 def _learn(code: CodeType) -> _Places:
     name = code.co_filename
-    return _know(code, _HIDE if name.startswith(_HIDDEN) or "/triton/" in name else {})
+    return _know(code, _HIDE if is_library(name) or is_standard(name) else {})
 
 
 def program_stack(frames: int = MAX_FRAMES) -> Stack:
@@ -62,7 +55,7 @@ def program_stack(frames: int = MAX_FRAMES) -> Stack:
     if here.stack is not None:
         return here.stack
     frame = sys._getframe(1) if here.frame is None else here.frame
-    stack = _walk(frame, frames)
+    stack = _walk(frame, frames) or _standard_stack(frame, frames)
     if here.frame is not None and frames == MAX_FRAMES:
         here.stack = stack
     return stack
@@ -84,6 +77,17 @@ def _walk(frame: FrameType | None, frames: int) -> Stack:
             stack.append(place)
             if len(stack) == frames:
                 break
+        frame = frame.f_back
+    return tuple(stack)
+
+
+def _standard_stack(frame: FrameType | None, frames: int) -> Stack:
+    """What there is if nothing is the program's: a thread whose target is a method of a tensor."""
+    stack: list[tuple[str, int, str]] = []
+    while frame is not None and len(stack) < frames and _codes.get(id(frame.f_code)) is not _CALLER:
+        code = frame.f_code
+        if is_standard(code.co_filename):
+            stack.append((code.co_filename, frame.f_lineno, code.co_qualname))
         frame = frame.f_back
     return tuple(stack)
 

@@ -7,18 +7,17 @@ folder of an installation shows.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..events import ByteRange, EventSink, LaneKind, OperationKind, Space, Stack, SyncKind
-from ..findings import Finding, Site
+from ..findings import Finding
 from ..happens_before.addresses import AddressMap
+from ..libraries import portable_path
 
 if TYPE_CHECKING:
     from .queues import PendingOperation
@@ -167,26 +166,6 @@ def observe_execution(runtime: Runtime, observer: Callable[[PendingOperation], N
 
 def _places(stack: Stack) -> Stack:
     return tuple((portable_path(file), line, function) for file, line, function in stack)
-
-
-@functools.cache
-def portable_path(file: str) -> str:
-    """A file from its outermost package on, as in ``refrunner/kernels/gumbel.py``, wherever that is installed."""
-    path = Path(file)
-    top = path.parent
-    while (top / "__init__.py").is_file():
-        top = top.parent
-    return str(path.relative_to(top))
-
-
-def portable(finding: Finding) -> Finding:
-    """A finding whose files are named the same on every machine, so that its fingerprint is too."""
-    where, other, allocation = map(_portable_sites, (finding.where, finding.other, finding.allocation))
-    return replace(finding, where=where, other=other, allocation=allocation)
-
-
-def _portable_sites(sites: tuple[Site, ...]) -> tuple[Site, ...]:
-    return tuple(replace(site, file=portable_path(site.file)) for site in sites)
 
 
 class Digest:

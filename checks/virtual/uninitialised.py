@@ -21,11 +21,11 @@ from ..events import Space, Stack
 from ..findings import JSON, Finding, Verdict
 from ..happens_before.core import HappensBefore
 from ..happens_before.rules import sites
+from ..libraries import portable
 from .errors import VirtualDeviceError
 from .memory import POISON
 from .runs import Program, Run, run_program
 from .schedules import Schedule
-from .transcript import portable
 
 #: What fresh memory holds instead: large and positive where ``POISON`` is negative, which a maximum or an activation
 #: would hide; and false where it is true, which masks tell apart.

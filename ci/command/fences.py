@@ -82,11 +82,15 @@ def _row(found: Sequence[Fence], fence: Fence) -> tuple[str, ...]:
     alike = [other for other in found if _key(other) == _key(fence)]
     times, effective = sum(other.times for other in alike), sum(other.effective for other in alike)
     shown = str(times) if effective == times else f"{times}, of which {effective} order"
-    return (*_key(fence)[:3], shown, _key(fence)[3])
+    without = _key(fence)[3]
+    if fence.never_true:
+        shown, without = str(times), f"polled {screen.count(times, 'time')}, never true: orders nothing; {without}"
+    return (*_key(fence)[:3], shown, without)
 
 
 def _key(fence: Fence) -> tuple[str, ...]:
-    return fence.need.value, f"{fence.name}: {fence.kind.value}", _place(fence.where), _without(fence)
+    asked = f"{fence.name}: {fence.kind.value}"
+    return fence.need.value, asked, _place(fence.where), _without(fence), str(fence.never_true)
 
 
 def _without(fence: Fence) -> str:
@@ -99,7 +103,7 @@ def _without(fence: Fence) -> str:
 
 
 def _place(where: Sequence[Site]) -> str:
-    from mrv2.checks.virtual.transcript import portable_path
+    from mrv2.checks.libraries import portable_path
 
     return f"{portable_path(where[0].file)}:{where[0].line}" if where else "the end of the program"
 
@@ -120,6 +124,7 @@ def _as_json(fence: Fence) -> dict[str, JSON]:
         "place": _place(fence.where),
         "function": fence.where[0].function if fence.where else None,
         "times": fence.times,
+        "answered": fence.answered,
         "effective": fence.effective,
         "can_go": fence.can_go,
         "without_it": None if fence.witness is None else {"code": fence.witness.code, "title": fence.witness.title},

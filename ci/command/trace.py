@@ -11,6 +11,7 @@ from rich.console import Console
 
 from mrv2.checks.findings import JSON, Finding, RunVerdict, verdict_of
 from mrv2.checks.happens_before import HappensBefore, replay_trace
+from mrv2.checks.libraries import portable
 from mrv2.ci.report import console as screen
 from mrv2.ci.report.json_report import Report, check_destination, write_report
 from mrv2.ci.report.outcome import ReportedFinding
@@ -38,7 +39,7 @@ def check(
             check_destination(json)
         judge = HappensBefore()
         counts = replay_trace(file, judge)
-        findings = judge.findings
+        findings = [portable(finding) for finding in judge.findings]
         verdict = verdict_of(findings) if counts["access"] else RunVerdict.INCONCLUSIVE
         if json:
             write_report(json, _as_report(findings, counts, verdict))

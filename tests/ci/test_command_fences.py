@@ -56,6 +56,31 @@ MODULE = """
             torch.cuda.synchronize()
         return data
 
+    def poll_once(until):
+        pinned = torch.zeros(4, pin_memory=True)
+        data = torch.empty(4, device="cuda")
+        data.copy_(pinned, non_blocking=True)
+        for _ in range(5):
+            data.mul_(2)  # a poll lets the device do one operation, so three polls are not enough
+        event = torch.cuda.Event()
+        event.record()
+        for _ in range(3):
+            until(event)
+        event.synchronize()
+        pinned.add_(1)
+        return data
+
+    def polled_in_vain():
+        return poll_once(lambda event: event.query())
+
+    def polled_for_an_answer():
+        return poll_once(lambda event: (torch.cuda.synchronize(), event.query()))
+
+    def polled_before_its_record():
+        event = torch.cuda.Event()
+        event.query()
+        return upload(lambda event: event.synchronize())
+
     def silent():
         return 3
 
@@ -116,6 +141,23 @@ def test_a_poll_is_judged_by_taking_its_answer_for_granted() -> None:
     assert (poll["need"], poll["effective"]) == ("needed", 0)
     assert poll["without_it"]["code"] == "MRV201"
     assert result.exit_code == 0
+
+
+def test_a_poll_that_never_says_yes_has_a_row() -> None:
+    result, found = fences("polled_in_vain")
+    (poll,) = [fence for fence in found if fence["name"] == "Event.query"]
+    assert (poll["need"], poll["times"], poll["answered"], poll["effective"]) == ("vacuous", 3, 0, 0)
+    words = [line.split("|")[-2].strip() for line in result.stdout.splitlines() if line.startswith("|")]
+    assert "polled 3 times, never true: orders nothing; nothing" in " ".join(words)
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("program", ["polled_for_an_answer", "polled_before_its_record", "polling"])
+def test_a_poll_that_says_yes_is_never_called_never_true(program: str) -> None:
+    result, found = fences(program)
+    (poll,) = [fence for fence in found if fence["name"] == "Event.query"]
+    assert poll["answered"] > 0
+    assert "never true" not in result.stdout
 
 
 def test_a_program_that_races_fails_and_says_so() -> None:

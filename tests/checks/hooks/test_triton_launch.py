@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -313,7 +314,7 @@ class TestFaults:
         gpu.run()
         assert gpu.codes == ["MRV214"]
         assert "ValueError in program (0, 0, 0)" in gpu.titles[0]
-        assert f"{__file__}:{fails.fn.__code__.co_firstlineno + 3}" in gpu.titles[0]
+        assert f"{Path(__file__).name}:{fails.fn.__code__.co_firstlineno + 3}" in gpu.titles[0]
         assert gpu.ranges(x, write=True) == [(0, 1)]
 
     @pytest.mark.parametrize("kernel", [spins, turns])

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from mrv2.checks.errors import CheckError
+from mrv2.checks.libraries import portable_path
 from mrv2.checks.virtual.replay import Replay, read_replay, record_replay, repeat, run_twice, write_replay
 from mrv2.checks.virtual.runs import run_program
 from mrv2.checks.virtual.schedules import Schedule
-from mrv2.checks.virtual.transcript import Digest, entry_line, portable_path
+from mrv2.checks.virtual.transcript import Digest, entry_line
 
 NAMED = {"callable": "demo:raced"}
 
