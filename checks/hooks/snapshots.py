@@ -14,14 +14,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..events import ByteRange, LaneKind, OperationKind, Space, Stack
 from ..findings import Finding, Site, Soundness, Verdict
+from .open_snapshots import OpenSnapshots, Snapshot
 from .patching import Patches
 from .runtime import Runtime
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 #: Larger sources are not remembered.
@@ -46,55 +46,10 @@ def install(runtime: Runtime) -> Callable[[], None]:
     return undo
 
 
-class Snapshot:
-    """What the source of one upload held when the copy was enqueued.
-
-    Attributes:
-        number: of the upload in the run, from 0.
-        name: of the operation.
-        low: first address.
-        stack: where the copy was asked for.
-        step: of the runner, if known.
-        knowing: streams that are ordered after the copy.
-        tokens: what such streams have released.
-    """
-
-    def __init__(self, number: int, name: str, memory: NDArray[np.uint8]) -> None:
-        self.number = number
-        self.name = name
-        self.low = memory.ctypes.data
-        self.high = self.low + len(memory)
-        self.stack: Stack = ()
-        self.step: int | None = None
-        self.knowing: set[int] = set()
-        self.tokens: list[int] = []
-        self._memory = memory
-        self._before = memory.copy()
-        self._told = np.zeros(0, dtype=bool)
-
-    def __len__(self) -> int:
-        return len(self._before)
-
-    def leave_out(self, low: int, high: int) -> None:
-        """A write to these addresses was told."""
-        if low < self.high and self.low < high:
-            if not len(self._told):
-                self._told = np.zeros(len(self._before), dtype=bool)
-            self._told[max(low - self.low, 0) : high - self.low] = True
-
-    def changed(self) -> NDArray[np.intp]:
-        """Offsets of the bytes that have changed though no write was told."""
-        differs = self._memory != self._before
-        if len(self._told):
-            differs &= ~self._told
-        return np.flatnonzero(differs)
-
-
 class SnapshotSink:
     """An event sink that stands before the device's own, and passes everything on.
 
-    Which streams are ordered after a copy is followed by taint: tokens that such a stream releases carry it, and
-    whoever acquires one gets it. That needs nothing of the sink behind.
+    Which streams are ordered after a copy is followed in :class:`OpenSnapshots`; that needs nothing of the sink behind.
 
     Attributes:
         began: told of each snapshot when its copy has been enqueued.
@@ -113,11 +68,10 @@ class SnapshotSink:
         self._hosts = {runtime.host_lane()}
         self._count = 0
         self._next: Snapshot | None = None
-        self._open: list[Snapshot] = []
-        self._tokens: dict[int, list[Snapshot]] = {}
+        self._open = OpenSnapshots()
         self._host_operation = -1
-        #: Writes of pending operations to pinned memory: the operation's number in the engine, and the bytes.
-        self._pending: deque[tuple[int, int, int]] = deque()
+        #: Writes of pending operations to each pinned block: the operation's number in the engine, and the bytes.
+        self._pending: dict[int, deque[tuple[int, int, int]]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -127,14 +81,15 @@ class SnapshotSink:
         number = self._count
         self._count += 1
         size = source.numel() * source.element_size()
-        if 0 < size <= MAX_BYTES:
-            self._next = Snapshot(number, name, _memory_of(source, size))
+        block = self._runtime.find_block(source.data_ptr())
+        if 0 < size <= MAX_BYTES and block is not None:
+            self._next = Snapshot(number, name, block.id, _memory_of(source, size))
             self._leave_out_pending(self._next)
         return _nothing
 
     def conclude_all(self) -> None:
         """The run is over: compare what is left."""
-        for snapshot in [*self._open]:
+        for snapshot in self._open:
             self._conclude(snapshot)
 
     # What is told
@@ -170,38 +125,38 @@ class SnapshotSink:
     ) -> None:
         """See :meth:`EventSink.access`."""
         self._inner.access(operation, ranges, write=write, certain=certain, protected=protected)
-        if write:
-            for snapshot in self._open:
-                for low, high in ranges:
-                    snapshot.leave_out(low, high)
-            if operation != self._host_operation:
-                self._note_pending(operation, ranges)
+        if not write:
+            return
+        by_host = operation == self._host_operation
+        for low, high in ranges:
+            block = self._runtime.find_block(low)
+            if block is None or block.space is not Space.PINNED:
+                continue
+            for snapshot in self._open.overlapping(block.id, low, high):
+                snapshot.leave_out(low, high)
+            if not by_host:
+                self._note_pending(operation, block.id, low, high)
 
     def release(self, lane: int) -> int:
         """See :meth:`EventSink.release`."""
         token = self._inner.release(lane)
-        known = [snapshot for snapshot in self._open if lane in snapshot.knowing]
-        if known:
-            self._tokens[token] = known
-            for snapshot in known:
-                snapshot.tokens.append(token)
+        self._open.release(lane, token)
         return token
 
     def acquire(self, lane: int, token: int, *, sync: int | None = None) -> None:
         """See :meth:`EventSink.acquire`."""
-        for snapshot in [*self._tokens.get(token, ())]:
-            if lane in self._hosts:
+        if lane in self._hosts:
+            for snapshot in self._open.behind(token):
                 self._conclude(snapshot)
-            else:
-                snapshot.knowing.add(lane)
+        else:
+            self._open.learn(lane, token)
         self._inner.acquire(lane, token, sync=sync)
 
     def free(self, block: int, lane: int, stack: Stack, *, after: Sequence[int] = ()) -> None:
         """See :meth:`EventSink.free`."""
-        for snapshot in [*self._open]:
-            found = self._runtime.find_block(snapshot.low)
-            if found is None or found.id == block:
-                self._conclude(snapshot)
+        for snapshot in self._open.of_block(block):
+            self._conclude(snapshot)
+        self._pending.pop(block, None)
         self._inner.free(block, lane, stack, after=after)
 
     # Snapshots
@@ -209,44 +164,37 @@ class SnapshotSink:
     def _begin(self, snapshot: Snapshot, lane: int, stack: Stack, step: int | None) -> None:
         self._next = None
         snapshot.stack, snapshot.step = stack, step
-        snapshot.knowing.add(lane)
-        self._open.append(snapshot)
-        while sum(map(len, self._open)) > MAX_TOTAL:
-            self._conclude(self._open[0])
+        self._open.add(snapshot, lane)
+        while self._open.nbytes > MAX_TOTAL:
+            self._conclude(self._open.oldest())
         if self.began is not None:
             self.began(snapshot)
 
-    def _note_pending(self, operation: int, ranges: Sequence[ByteRange]) -> None:
+    def _note_pending(self, operation: int, block: int, low: int, high: int) -> None:
         """Remember what an operation will write when it runs; one that tells as it runs has written by then."""
         running = self._runtime.running
-        if running is not None and running.id == operation:
-            return
-        self._forget_finished()
-        for low, high in ranges:
-            block = self._runtime.find_block(low)
-            if block is not None and block.space is Space.PINNED:
-                self._pending.append((self._runtime.engine.submitted, low, high))
+        if running is None or running.id != operation:
+            self._forget_finished(block)
+            self._pending.setdefault(block, deque()).append((self._runtime.engine.submitted, low, high))
 
-    def _forget_finished(self) -> None:
-        if self._pending:
+    def _forget_finished(self, block: int) -> None:
+        writes = self._pending.get(block)
+        if writes is not None:
             oldest = self._runtime.engine.oldest()
-            while self._pending and self._pending[0][0] < oldest:
-                self._pending.popleft()
+            while writes and writes[0][0] < oldest:
+                writes.popleft()
+            if not writes:
+                del self._pending[block]
 
     def _leave_out_pending(self, snapshot: Snapshot) -> None:
-        self._forget_finished()
-        for _, low, high in self._pending:
+        self._forget_finished(snapshot.block)
+        for _, low, high in self._pending.get(snapshot.block, ()):
             snapshot.leave_out(low, high)
 
     def _conclude(self, snapshot: Snapshot) -> None:
         """The order after the copy is there, so the source is free from now on."""
-        if snapshot not in self._open:
+        if not self._open.remove(snapshot):
             return
-        self._open.remove(snapshot)
-        for token in snapshot.tokens:
-            self._tokens[token].remove(snapshot)
-            if not self._tokens[token]:
-                del self._tokens[token]
         changed = snapshot.changed()
         if len(changed):
             self._inner.report(self._finding(snapshot, changed))

@@ -18,8 +18,9 @@ from ..findings import Finding, Site
 from ..libraries import is_library, is_standard, portable_path
 from . import snapshots
 from .lines import followed
+from .open_snapshots import Snapshot
 from .runtime import Runtime
-from .snapshots import Snapshot, SnapshotSink
+from .snapshots import SnapshotSink
 
 if TYPE_CHECKING:
     from ..virtual.schedules import Scheduler

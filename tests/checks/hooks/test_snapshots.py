@@ -2,6 +2,7 @@
 
 import ctypes
 import struct
+import sys
 import threading
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 
 from mrv2.checks.errors import CheckError
 from mrv2.checks.events import LaneKind, OperationKind, SyncKind
-from mrv2.checks.hooks import numpy_alias, snapshots
+from mrv2.checks.hooks import numpy_alias, open_snapshots, snapshots
 from mrv2.checks.hooks.snapshots import MAX_BYTES
 from mrv2.checks.hooks.watchpoint import followed, locate_writer
 from mrv2.checks.virtual import virtual_device
@@ -180,8 +181,84 @@ def test_memory_is_bounded_though_something_is_always_pending(host):
             while len(host.engine.pending) > 2:
                 host.engine.pending.popleft()
     assert len(host.sink._open) == 1
-    assert len(host.sink._tokens) <= 2
-    assert len(host.sink._pending) <= 3
+    assert host.sink._open.tokens <= 2
+    assert sum(map(len, host.sink._pending.values())) <= 3
+
+
+def lines_run(work):
+    """Lines of the hook's own Python code that a piece of work runs: the same on every machine."""
+    files, count = (snapshots.__file__, open_snapshots.__file__), 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        count += frame.f_code.co_filename in files
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+EVENTS = {
+    "write": lambda host, source: host.wrap_array(source.numpy()).fill(1.0),
+    "pending write": lambda host, source: host.enqueue(
+        "download", OperationKind.COPY_TO_HOST, None, writes=[(source.data_ptr(), source.data_ptr() + 16)]
+    ),
+    "release": lambda host, source: host.sink.release(host.stream),
+    "upload": lambda host, source: host.upload(source),
+    "acquire of nothing": lambda host, source: host.sink.acquire(host.host_lane(), host.sink.release(host.host_lane())),
+    "stream waits again": lambda host, source: host.sink.acquire(host.other, host.sink.release(host.stream)),
+    "free": lambda host, source: host.sink.free(host.find_block(source.data_ptr()).id, host.host_lane(), ()),
+}
+
+
+@pytest.mark.parametrize("apart", [True, False], ids=["in blocks of their own", "in one block"])
+@pytest.mark.parametrize("event", EVENTS)
+def test_nothing_costs_more_with_more_open_snapshots(host, event, apart):
+    host.other = host.sink.lane(LaneKind.STREAM, "other")
+    pool = host.pinned([0.0] * 4 * 400)
+    costs = []
+    for count in (20, 400):
+        for index in range(len(host.sink._open), count):
+            host.upload(host.pinned([0.0] * 4) if apart else pool[4 * index : 4 * index + 4])
+        host.sink.acquire(host.other, host.sink.release(host.stream))
+        fresh = host.pinned([0.0] * 4)
+        costs.append(lines_run(lambda fresh=fresh: EVENTS[event](host, fresh)))
+        assert len(host.sink._open) >= count
+    assert costs[0] == costs[1] > 0
+
+
+def test_writes_beside_open_snapshots_of_the_same_block_do_not_look_at_them(host, monkeypatch):
+    pool, looked = host.pinned([0.0] * 400), []
+    monkeypatch.setattr(open_snapshots.Snapshot, "leave_out", lambda self, low, high: looked.append(self.low))
+    for index in range(90):
+        host.upload(pool[4 * index : 4 * index + 4])
+    array = host.wrap_array(pool.numpy())
+    array[380:] = 1.0
+    assert looked == []
+    array[4 * 7] = 1.0
+    assert looked == [pool[28:].data_ptr()]
+
+
+def test_a_stream_that_knew_nothing_for_a_while_learns_again(host):
+    other, source = host.sink.lane(LaneKind.STREAM, "other"), host.pinned([0.0] * 4)
+    for _ in range(3):
+        host.upload(source)
+        host.sink.acquire(other, host.sink.release(host.stream))
+        host.run()
+        host.sink.acquire(host.host_lane(), host.sink.release(other))
+        assert len(host.sink._open) == 0
+        through_memoryview(source)
+    host.upload(source)
+    host.run()
+    host.sink.acquire(host.host_lane(), host.sink.release(other))  # it has not waited this time
+    through_ctypes(source[1:])
+    host.synchronize()
+    assert host.codes == ["MRV207"]
 
 
 # On the virtual device
