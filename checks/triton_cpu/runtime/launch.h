@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include "numbers.h"
 
 /* Adjacent bytes that one site accessed in one program, in the order in which the sites finished. */
 typedef struct {
@@ -168,6 +169,17 @@ static inline void log_store(Launch *launch, Run *run, uint64_t address, const v
 #define LOG_END(site) ((void)0)
 
 #endif
+
+/* Memory of the kernel's user: of any alignment, and any other type may have been written there. */
+#define AT(type, address) (((struct __attribute__((packed, may_alias)) { type lane; } *)(uintptr_t)(address))->lane)
+
+/* One of numpy's inner loops over lanes that lie side by side. */
+#define CALL_LOOP(loop, in, out, lanes) call_loop(&launch->loops[loop], (in), (out), (lanes), sizeof *(out))
+static inline void call_loop(const Loop *loop, const void *in, void *out, long lanes, long size) {
+  char *arrays[2] = {(char *)in, (char *)out};
+  const long strides[2] = {size, size};
+  loop->run(arrays, &lanes, strides, loop->data);
+}
 
 /* A NaN in front of an argmax or argmin: the place of NaNs decides the result, differently on every machine. */
 static inline void nan_seen(Launch *launch, int site) {

@@ -1,0 +1,218 @@
+"""Structured loops and branches, jumps between blocks, assertions and prints.
+
+A program runs by itself, so that its branches are C's branches: nothing is masked for divergence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..ir import Block, Operation, Region, Tensor, Value
+from .program import Program
+from .registry import expression, statement
+from .scalars import c_type, element_of, unsigned
+
+_AXES = {"x": 0, "y": 1, "z": 2}
+
+
+def assign(program: Program, targets: Sequence[Value], sources: Sequence[Value]) -> None:
+    """Gives values to loop variables or block arguments, all at once: each source is read before any target changes."""
+    written = {program.storage(target) for target in targets}
+    moves = [(target, source) for target, source in zip(targets, sources, strict=True) if target is not source]
+    names = [_saved(program, source) if _reads_any(program, source, written) else None for _, source in moves]
+    for (target, source), name in zip(moves, names, strict=True):
+        if name is None:
+            program.copy(program.storage(target), source)
+        else:
+            _move(program, program.storage(target), name, source)
+
+
+def _reads_any(program: Program, source: Value, names: set[str]) -> bool:
+    return any(program.storage(value) in names for value in program.reads(source))
+
+
+def _saved(program: Program, source: Value) -> str:
+    lanes = source.lanes if isinstance(source.type, Tensor) else None
+    name = program.fresh(element_of(source.type), lanes)
+    program.copy(name, source)
+    return name
+
+
+def _move(program: Program, target: str, name: str, like: Value) -> None:
+    if isinstance(like.type, Tensor):
+        program.line(f"memcpy({target}, {name}, {like.lanes} * sizeof *{name});")
+    else:
+        program.line(f"{target} = {name};")
+
+
+def write_region(program: Program, region: Region, leave: Callable[[Operation], None]) -> None:
+    """Writes a region of any number of blocks.
+
+    Args:
+        program: where to.
+        region: of a function, or of an operation.
+        leave: writes what happens when a block ends in anything but a jump to another block; it must not fall through
+            unless the region has one block.
+    """
+    labels = {block.label: program.label(block.label) for block in region.blocks}
+    blocks = {block.label: block for block in region.blocks}
+    for block in region.blocks:
+        if len(blocks) > 1:
+            program.line(f"{labels[block.label]}:;")
+        last = program.block_operations(block)
+        if last is None:
+            continue
+        if last.name.startswith("cf."):
+            _jump(program, last, labels, blocks)
+        else:
+            leave(last)
+
+
+def _jump(program: Program, operation: Operation, labels: dict[str, str], blocks: dict[str, Block]) -> None:
+    def go(number: int) -> None:
+        label, values = operation.successors[number]
+        assign(program, blocks[label].arguments, values)
+        program.line(f"goto {labels[label]};")
+
+    if operation.name == "cf.br":
+        go(0)
+        return
+    with program.block(f"if ({program.lane(operation.operands[0])})"):
+        go(0)
+    with program.block("else"):
+        go(1)
+
+
+def _body(program: Program, region: Region, results: Sequence[Value]) -> None:
+    """A region whose yielded values become the results of its operation."""
+    if len(region.blocks) == 1:
+        last = program.operations(region)
+        if last is not None:
+            assign(program, results, last.operands)
+        return
+    end = program.label("end")
+
+    def leave(operation: Operation) -> None:
+        assign(program, results, operation.operands)
+        program.line(f"goto {end};")
+
+    write_region(program, region, leave)
+    program.line(f"{end}:;")
+
+
+@statement("scf.execute_region")
+def execute_region(program: Program, operation: Operation) -> None:
+    """Blocks with jumps where only one operation may stand."""
+    with program.block(""):
+        _body(program, operation.regions[0], operation.results)
+
+
+@statement("scf.if")
+def branch(program: Program, operation: Operation) -> None:
+    """If and else."""
+    with program.block(f"if ({program.lane(operation.operands[0])})"):
+        _body(program, operation.regions[0], operation.results)
+    if len(operation.regions) > 1 and operation.regions[1].blocks:
+        with program.block("else"):
+            _body(program, operation.regions[1], operation.results)
+
+
+@statement("scf.index_switch")
+def switch(program: Program, operation: Operation) -> None:
+    """A choice by number; the first region is the default."""
+    cases = operation.attributes["cases"]
+    assert isinstance(cases, tuple)
+    heads = ["default:", *(f"case {case}:" for case in cases)]
+    with program.block(f"switch ({program.lane(operation.operands[0])})"):
+        for head, region in zip(heads, operation.regions, strict=True):
+            with program.block(head):
+                _body(program, region, operation.results)
+                program.line("break;")
+
+
+@statement("scf.for")
+def counted_loop(program: Program, operation: Operation) -> None:
+    """A counted loop; as in Python's ``range``, an overflow of the counter ends it."""
+    lower, upper, step, *initial = operation.operands
+    counter, *carried = operation.regions[0].blocks[0].arguments
+    for result, variable in zip(operation.results, carried, strict=True):
+        program.alias(result, program.storage(variable))
+    assign(program, carried, initial)
+    plain = element_of(counter.type)
+    kind = unsigned(plain) if operation.attributes.get("unsignedCmp") else c_type(plain)
+    k, end, stride = (program.label(word) for word in ("k", "end", "step"))
+    site = program.site(operation)
+    with program.block(""):
+        program.line(f"const {kind} {end} = {program.lane(upper)}, {stride} = {program.lane(step)};")
+        with program.block(f"for ({kind} {k} = {program.lane(lower)}; {k} < {end};)"):
+            program.line(f"SPEND_FUEL({site});")
+            program.line(f"{program.storage(counter)} = {k};")
+            _body(program, operation.regions[0], carried)
+            program.line(f"if (__builtin_add_overflow({k}, {stride}, &{k})) break;")
+
+
+@statement("scf.while")
+def conditional_loop(program: Program, operation: Operation) -> None:
+    """A loop whose first region decides whether the second one runs."""
+    before, after = operation.regions
+    tested, passed = before.blocks[0].arguments, after.blocks[0].arguments
+    for result, variable in zip(operation.results, passed, strict=True):
+        program.alias(result, program.storage(variable))
+    assign(program, tested, operation.operands)
+    site = program.site(operation)
+    with program.block("for (;;)"):
+        program.line(f"SPEND_FUEL({site});")
+        condition = program.operations(before)
+        assert condition is not None and condition.name == "scf.condition"
+        assign(program, passed, condition.operands[1:])
+        program.line(f"if (!{program.lane(condition.operands[0])}) break;")
+        _body(program, after, tested)
+
+
+def _axis(program: Program, operation: Operation) -> int:
+    axis = operation.attributes["axis"]
+    if axis not in _AXES:
+        raise program.unsupported(operation, f"along {axis}")
+    return _AXES[str(axis)]
+
+
+@expression("tt.get_program_id")
+def program_id(program: Program, operation: Operation, operands: list[str]) -> str:
+    """The place of this program in the grid."""
+    return f"index[{_axis(program, operation)}]"
+
+
+@expression("tt.get_num_programs")
+def program_count(program: Program, operation: Operation, operands: list[str]) -> str:
+    """The size of the grid."""
+    return f"grid[{_axis(program, operation)}]"
+
+
+@statement("gpu.barrier", "ttg.barrier", "ttg.local_barrier", "llvm.intr.assume")
+def nothing(program: Program, operation: Operation) -> None:
+    """A barrier within one program: a program here is one thread. An assumption: it only helps an optimiser."""
+
+
+@statement("tt.assert")
+def assertion(program: Program, operation: Operation) -> None:
+    """device_assert: one false lane ends the launch."""
+    (condition,) = operation.operands
+    site = program.site(operation, message=str(operation.attributes.get("message", "")))
+    failed = f"if (!{program.lane(condition)}) {{ stop(launch, ASSERTION_FAILED, {site}); return; }}"
+    if not isinstance(condition.type, Tensor):
+        program.line(failed)
+        return
+    with program.lanes(condition.lanes):
+        program.line(failed)
+
+
+@statement("tt.print")
+def device_print(program: Program, operation: Operation) -> None:
+    """device_print: Python formats each value."""
+    prefix = str(operation.attributes.get("prefix", ""))
+    values = tuple(value.type for value in operation.operands)
+    site = program.site(operation, message=prefix, values=values)
+    if not operation.operands:
+        program.line(f"if (launch->print) launch->print({site}, 0, 0);")
+    for number, value in enumerate(operation.operands):
+        program.line(f"if (launch->print) launch->print({site}, {number}, {program.array(value)});")

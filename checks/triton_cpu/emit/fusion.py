@@ -1,0 +1,81 @@
+"""Which element-wise operations share a loop.
+
+Expressions between two statements are collected and written as one loop for each number of lanes. A value that nothing
+outside of its loop reads lives in a register; any other is stored as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ..ir import Function, Operation, Value
+from .registry import VIEWS
+
+Uses = Mapping[Value, tuple[Operation, ...]]
+
+
+@dataclass(eq=False, slots=True)
+class FusedLoop:
+    """Expressions over one number of lanes, in an order in which each follows what it reads."""
+
+    lanes: int
+    operations: list[Operation] = field(default_factory=list)
+
+
+class Pending:
+    """Expressions that wait for their loop."""
+
+    def __init__(self) -> None:
+        self.loops: list[FusedLoop] = []
+        self._loop_of: dict[Value, int] = {}
+
+    def add(self, operation: Operation) -> None:
+        """Puts a tensor expression into the first loop that may hold it."""
+        (result,) = operation.results
+        first = max((self._earliest(operand) for operand in operation.operands), default=0)
+        number = next(
+            (k for k in range(first, len(self.loops)) if self.loops[k].lanes == result.lanes), len(self.loops)
+        )
+        if number == len(self.loops):
+            self.loops.append(FusedLoop(result.lanes))
+        self.loops[number].operations.append(operation)
+        self._loop_of[result] = number
+
+    def _earliest(self, value: Value, same_lane: bool = True) -> int:
+        """Number of the first loop in which a value can be read."""
+        if value in self._loop_of:
+            return self._loop_of[value] + (0 if same_lane else 1)
+        origin = value.origin
+        if origin is None or origin.name not in VIEWS:
+            return 0
+        same_lane = same_lane and VIEWS[origin.name].keeps_lanes
+        return max((self._earliest(operand, same_lane) for operand in origin.operands), default=0)
+
+
+def uses_of(function: Function) -> Uses:
+    """The operations that read each value, branches included."""
+    uses: dict[Value, list[Operation]] = {}
+    for operation in function.body.walk():
+        for value in _read_by(operation):
+            uses.setdefault(value, []).append(operation)
+    return {value: tuple(readers) for value, readers in uses.items()}
+
+
+def _read_by(operation: Operation) -> Iterator[Value]:
+    yield from operation.operands
+    for _, values in operation.successors:
+        yield from values
+
+
+def escapes(value: Value, loop: FusedLoop, uses: Uses) -> bool:
+    """Whether anything outside of its loop reads a value."""
+    return any(_leaves(reader, loop, uses) for reader in uses.get(value, ()))
+
+
+def _leaves(reader: Operation, loop: FusedLoop, uses: Uses) -> bool:
+    if reader in loop.operations:
+        return False
+    if reader.name in VIEWS and VIEWS[reader.name].keeps_lanes:
+        return any(escapes(result, loop, uses) for result in reader.results)
+    return True
