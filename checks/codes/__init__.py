@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from . import graphs, races, startup, state, statistics
+from . import graphs, races, startup, state, statistics, sync
 from .entry import CodeInfo, Example
 
 __all__ = ["CODES", "RANGES", "CodeInfo", "Example", "UnknownCodeError", "explain", "range_of"]
@@ -40,7 +40,7 @@ class UnknownCodeError(LookupError):
         super().__init__(f"{self.subject}: {self.rule}. Why: {self.reason}. Instead: {self.remedy}.")
 
 
-_ROOMS = (races, state, statistics, graphs, startup)
+_ROOMS = (sync, races, state, statistics, graphs, startup)
 
 CODES: Mapping[str, CodeInfo] = MappingProxyType({entry.code: entry for room in _ROOMS for entry in room.ENTRIES})
 

@@ -1,0 +1,283 @@
+"""Hot paths: the parts of a program in which the host must not wait for the device; and the waits allowed in them.
+
+A hot path is usually named from outside (``[tool.mrv2] hot_paths``), so that the program under test needs no change and
+imports nothing of ours. For those who prefer code there are a decorator and two context managers:
+
+    @hot_path                                   # or @hot_path("decode step")
+    def execute(self, step): ...
+
+    with hot_path("decode step"): ...
+
+    with allow_sync("MRV101", "the finish check reads one flag", budget=1): ...
+
+All three cost next to nothing while nobody watches, and mean nothing to ``torch.compile``: they break no graph. Which
+region is entered belongs to the thread, and to the asyncio task; a thread or a task that is started in a hot path is
+not in it, unless it enters one itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, overload
+
+from .errors import CheckError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class HotPathError(CheckError):
+    """A hot path or an allowance that cannot mean what was written."""
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """A wait that is accepted, and why.
+
+    Attributes:
+        code: of the findings that it covers, e.g. ``"MRV101"``.
+        reason: why the wait is right; never empty.
+        site: ``module:function`` in which it is allowed, callees included; empty for the body of ``allow_sync``.
+        owner: who answers for it.
+        budget: how many such waits one entry of the hot path may do; None for any number.
+
+    Raises:
+        HotPathError: the reason is missing, the code is no code of a wait, or the budget is no number.
+    """
+
+    code: str
+    reason: str
+    site: str = ""
+    owner: str = ""
+    budget: int | None = None
+
+    def __post_init__(self) -> None:
+        subject = f"allowance of {self.code!r}" + (f" at {self.site}" if self.site else "")
+        if not isinstance(self.reason, str) or not self.reason.strip():
+            raise HotPathError(
+                subject,
+                "it must give a reason",
+                "a year from now nobody could tell an accepted wait from a forgotten one",
+                "a sentence: reason = 'the finish check reads one flag; see ticket 12'",
+            )
+        if not isinstance(self.code, str) or not (self.code.startswith("MRV1") and self.code[3:].isdigit()):
+            raise HotPathError(
+                subject,
+                "its code must be one of MRV1xx",
+                "only waits can be allowed in a hot path; other findings go into a baseline",
+                "the code that the finding shows, for example code = 'MRV101'",
+            )
+        if self.budget is not None and (type(self.budget) is not int or self.budget < 0):
+            raise HotPathError(
+                f"{subject}, budget {self.budget!r}",
+                "the budget is a whole number of waits for one entry of the hot path",
+                "what is used more often than that becomes a finding",
+                "budget = 1, or no budget at all",
+            )
+
+
+@dataclass(eq=False)
+class Entry:
+    """One entry of a hot path by one thread or task, open until it is left.
+
+    Attributes:
+        name: of the hot path.
+        number: how many entries of it there were before.
+        owner: what entered it: thread and task; what they start is not in it.
+        parent: the hot path in which it was entered.
+        used: how often each allowance was used in it.
+    """
+
+    name: str
+    number: int
+    owner: object
+    parent: Entry | None = None
+    used: Counter[Allowance] = field(default_factory=Counter)
+
+
+class Watcher(Protocol):
+    """Who wants to know of entries."""
+
+    def entered(self, name: str) -> int:
+        """A hot path is entered; returns how often it had been entered before."""
+        ...
+
+    def allowing(self, allowance: Allowance) -> None:
+        """The body of an ``allow_sync`` begins."""
+        ...
+
+
+_watchers: list[Watcher] = []
+_entries: ContextVar[tuple[Entry, ...]] = ContextVar("mrv2_hot_paths", default=())
+_allowed: ContextVar[tuple[tuple[object, Allowance], ...]] = ContextVar("mrv2_allowances", default=())
+
+
+@contextlib.contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """Within this scope, in all threads, entries are told to the watcher.
+
+    Raises:
+        HotPathError: somebody watches already.
+    """
+    if _watchers:
+        raise HotPathError(
+            "a second watch of the hot paths",
+            "only one may be open in a process",
+            "each would count the waits of the other's program",
+            "close the first one, or use it",
+        )
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
+
+
+def current_entry() -> Entry | None:
+    """The innermost hot path that the calling thread or task is in."""
+    entries = _entries.get()
+    return entries[-1] if entries and entries[-1].owner is _owner() else None
+
+
+def current_allowances() -> tuple[Allowance, ...]:
+    """What ``allow_sync`` allows here, innermost last."""
+    owner = _owner()
+    return tuple(allowance for holder, allowance in _allowed.get() if holder is owner)
+
+
+def _owner() -> object:
+    """What runs: a task of asyncio, or else a thread. New tasks inherit the context, but are not in the hot path."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is not None:
+        with contextlib.suppress(RuntimeError):  # no loop runs in this thread
+            task = asyncio.current_task()
+            if task is not None:
+                return task
+    return threading.current_thread()
+
+
+@overload
+def hot_path(name: Function) -> Function: ...
+@overload
+def hot_path(name: str) -> Region: ...
+def hot_path(name: Any) -> Any:
+    """A hot path, as decorator of a function or coroutine function, or as context manager.
+
+    Args:
+        name: what findings call it; of a decorated function by default its module and name.
+
+    Raises:
+        HotPathError: a generator is decorated, which is left and entered again at every item.
+    """
+    return in_hot_path(f"{name.__module__}:{name.__qualname__}", name) if callable(name) else Region(name)
+
+
+class Region:
+    """A hot path by name; one object may be entered many times, nested, and by several threads."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, function: Function) -> Function:
+        """Decorate a function."""
+        return in_hot_path(self._name, function)
+
+    def __enter__(self) -> None:
+        if _watchers and not _compiling():
+            entries = _entries.get()
+            number = _watchers[0].entered(self._name)
+            _entries.set((*entries, Entry(self._name, number, _owner(), current_entry())))
+
+    def __exit__(self, *_: object) -> None:
+        if _compiling():
+            return
+        entries, owner = _entries.get(), _owner()
+        for index in reversed(range(len(entries))):
+            # None is found if the watch began after this region was entered.
+            if entries[index].name == self._name and entries[index].owner is owner:
+                _entries.set(entries[:index] + entries[index + 1 :])
+                break
+
+
+def in_hot_path(name: str, function: Function) -> Function:
+    """A function whose calls are entries of a hot path.
+
+    Raises:
+        HotPathError: it is a generator.
+    """
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise HotPathError(
+            f"hot path {name}",
+            "it must be a function or a coroutine function, and it is a generator",
+            "a generator is left at every item, and what its caller does meanwhile would be judged too",
+            "with hot_path(...): around the part of its body that must not wait",
+        )
+    region = Region(name)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not _watchers or _compiling():
+            return function(*args, **kwargs)
+        with region:
+            return function(*args, **kwargs)
+
+    @functools.wraps(function)
+    async def await_call(*args: Any, **kwargs: Any) -> Any:
+        with region:
+            return await function(*args, **kwargs)
+
+    return await_call if inspect.iscoroutinefunction(function) else call  # type: ignore[return-value]
+
+
+class allow_sync:  # noqa: N801 - used as a decorator and in with-statements
+    """Waits of one kind are accepted in this body, for a reason.
+
+    Args:
+        code: of the findings, e.g. ``"MRV101"``.
+        reason: why the wait is right.
+        owner: who answers for it.
+        budget: how many one entry of the hot path may do; None for any number.
+
+    Raises:
+        HotPathError: the reason is missing, or the code is none of a wait.
+    """
+
+    def __init__(self, code: str, reason: str, *, owner: str = "", budget: int | None = None) -> None:
+        if _compiling():  # neither the frame nor the object outlives the tracing
+            return
+        frame = sys._getframe(1)
+        site = f"{frame.f_globals.get('__name__', '?')}:{frame.f_code.co_qualname}"
+        self._allowance = Allowance(code, reason, site, owner, budget)
+
+    def __call__(self, function: Function) -> Function:
+        """Decorate a function."""
+
+        @functools.wraps(function)
+        def allowed(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return allowed  # type: ignore[return-value]
+
+    def __enter__(self) -> None:
+        if not _compiling():
+            _allowed.set((*_allowed.get(), (_owner(), self._allowance)))
+            for watcher in _watchers:
+                watcher.allowing(self._allowance)
+
+    def __exit__(self, *_: object) -> None:
+        if not _compiling():
+            _allowed.set(_allowed.get()[:-1])
+
+
+def _compiling() -> bool:
+    """Whether ``torch.compile`` is tracing: then regions mean nothing, and must not break the graph."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_compiling())
