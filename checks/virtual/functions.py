@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .errors import UnsupportedOperationError
 from .layouts import tensor_ranges
+from .sides import move_to_device
 from .tensor import DEVICE, DeviceTensor, needs_device
 from .threads import below_modes
 
@@ -96,7 +96,15 @@ def _type(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return func(*args, **kwargs)
 
 
-@_handles(Tensor.numpy, Tensor.__array__)
+@_handles(Tensor.__array__)
+def _array(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """C code of numpy was given a tensor where it wants an array, and will read it."""
+    if type(args[0]) is not DeviceTensor:
+        return _read(runtime, func, args, kwargs)
+    return args[0].__array__(*args[1:], **kwargs)
+
+
+@_handles(Tensor.numpy)
 def _numpy(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor = args[0]
     if type(tensor) is DeviceTensor:
@@ -107,14 +115,15 @@ def _numpy(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     return runtime.wrap_array(array) if tracked and runtime.wrap_array is not None else array
 
 
-@_handles(Tensor.tolist)
-def _tolist(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@_handles(Tensor.tolist, Tensor.__repr__, Tensor.__reduce_ex__)
+def _read(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Reads that no operator shows."""
     tensor = args[0]
     if type(tensor) is DeviceTensor:
-        return tensor.tolist()
+        return getattr(tensor, func.__name__)(*args[1:], **kwargs)
     with below_modes():
-        if runtime.memory.pinned_blocks:
-            runtime.host_access(tensor_ranges(tensor), write=False, name="Tensor.tolist")
+        if runtime.memory.pinned_blocks and tensor.layout is torch.strided and tensor.device.type == "cpu":
+            runtime.host_access(tensor_ranges(tensor), write=False, name=f"Tensor.{func.__name__}")
         return func(*args, **kwargs)
 
 
@@ -156,17 +165,32 @@ def _as_tensor(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[
     return _placed(runtime, func(*args, **kwargs), device, pin=False)
 
 
+@_handles(Tensor.untyped_storage)
+def _untyped_storage(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0].untyped_storage() if type(args[0]) is DeviceTensor else func(*args, **kwargs)
+
+
 @_handles(Tensor.data.__set__)  # type: ignore[attr-defined]
 def _set_data(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor, value = args
     if type(value) is DeviceTensor and type(tensor) is not DeviceTensor:
-        raise UnsupportedOperationError(
-            "assignment of a device tensor to .data of a host tensor",
-            "a tensor stays on the side where it was made",
-            "the two sides are different Python types on the virtual device",
-            "a new tensor, or torch.nn.Module.to",
-        )
+        return move_to_device(tensor, value)
     return func(*args, **kwargs)
+
+
+@_handles(torch.from_dlpack)
+def _from_dlpack(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of a device tensor it is an alias: nothing leaves the device."""
+    if type(args[0]) is not DeviceTensor:
+        return func(*args, **kwargs)
+    alias = args[0].detach()
+    flags = {"copy": bool(kwargs.get("copy"))}
+    return alias.to(kwargs.get("device") or DEVICE, **flags)
+
+
+@_handles(torch.to_dlpack)
+def _to_dlpack(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0].__dlpack__() if type(args[0]) is DeviceTensor else func(*args, **kwargs)
 
 
 def _placed(runtime: Runtime, made: Tensor, device: Any, pin: bool) -> Tensor:

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import cuda_api
+from . import cuda_api, storages
 from .collector import take_over
 from .errors import VirtualDeviceError
 from .functions import handler_of
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 _MISSING = object()
 _ANSWERED: tuple[tuple[Any, str], ...] = (
     (torch, "tensor"), (torch, "as_tensor"), (torch, "asarray"), (torch.Tensor, "to"), (torch.Tensor, "cuda"),
-    (torch.Tensor, "new_tensor"),
+    (torch.Tensor, "new_tensor"), (torch, "from_dlpack"), (torch.utils.dlpack, "from_dlpack"), (torch, "to_dlpack"),
+    (torch.utils.dlpack, "to_dlpack"),
 )  # fmt: skip
 #: Functions of torch that remember sets of its functions, and might remember ours.
 _REMEMBERING = ("get_ignored_functions", "get_testing_overrides", "_get_overridable_functions", "_get_tensor_methods")
@@ -161,10 +162,11 @@ def patch_torch(runtime: Runtime, patches: Patches) -> None:
     patches.set_all(torch.accelerator, api.accelerator())
     patches.set_all(torch, cuda_api.GENERIC | cuda_api.autocast())
     patches.set(torch.Tensor, "record_stream", _record_stream)
+    for target, name, replacement in storages.patched(runtime):
+        patches.set(target, name, replacement)
+    patches.undo(storages.refuse_other_processes())
     _answer_everywhere(runtime, patches)
-    overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
-    torch.__future__.set_overwrite_module_params_on_conversion(True)
-    patches.undo(torch.__future__.set_overwrite_module_params_on_conversion, overwrite)
+    patches.set(torch, "is_storage", storages.is_storage)
 
 
 def _answer_everywhere(runtime: Runtime, patches: Patches) -> None:

@@ -18,6 +18,7 @@ from .calls import INDEXING, Call, Ranges, Recipe, Touched, kernel, kernel_now, 
 from .custom import DeclaredCalls
 from .inference import Fresh, NoPlan, Output, Resized, Value, operator_of, plan
 from .layouts import Layout, layout_of, tensor_ranges
+from .storages import DeviceStorage, refuse_other_side
 from .tensor import DeviceTensor, Face, face_of, needs_device, plain_face, rebind, wrap
 from .threads import ABOVE_KERNELS, NoDispatch, NoFunctions, heres
 
@@ -44,7 +45,10 @@ class Operators:
             _aten._pin_memory.default: lambda call: self._runtime.copies.pin(call.plain[0]),
             _aten.pin_memory.default: lambda call: self._runtime.copies.pin(call.plain[0]),
             _aten.resize_.default: self._resize,
+            _aten.set_.default: self._set,
             _aten.set_.source_Tensor: self._set,
+            _aten.set_.source_Storage: self._set,
+            _aten.set_.source_Storage_storage_offset: self._set,
             _aten._foreach_copy_.default: self._foreach_copy,
         }
 
@@ -329,11 +333,22 @@ class Operators:
         )
 
     def _set(self, call: Call) -> Any:
+        """A tensor gets other memory: that of a tensor, of a storage, or none."""
+        _, *rest = call.args
+        source = rest[0] if rest else None
         if not call.on_device:
+            if isinstance(source, DeviceStorage):
+                refuse_other_side("cpu", "cuda:0")
             return self._on_host(call)
         self._check_devices(call)
-        target, source = call.tensors
-        rebind(target, face_of(source))  # type: ignore[arg-type]
+        target, *others = call.tensors
+        assert type(target) is DeviceTensor
+        if others:
+            rebind(target, face_of(others[0]))  # type: ignore[arg-type]
+        else:
+            storages = self._runtime.storages
+            storage = storages.new(0) if source is None else source
+            rebind(target, storages.face(storage, face_of(target).layout.dtype, *rest[1:], **call.kwargs))
         return target
 
     def _resize(self, call: Call) -> Any:

@@ -21,6 +21,7 @@ from .order import Order
 from .queues import Engine, PendingOperation, Queue, Work
 from .schedules import Reason, Scheduler
 from .stacks import program_stack, sites
+from .storages import Storages
 from .streams import Streams, queue_of
 from .threads import ThreadState, below_modes, heres
 
@@ -73,6 +74,7 @@ class Runtime:
         self.memory = Memory(self, poison)
         self.streams = Streams(self)
         self.copies = Copies(self)
+        self.storages = Storages(self)
         self.operators = Operators(self)
 
     # Who acts where

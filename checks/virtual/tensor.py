@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from .errors import StaleObjectError
+from .errors import StaleObjectError, UnsupportedOperationError
 from .layouts import Layout, layout_of
 
 if TYPE_CHECKING:
@@ -128,6 +128,18 @@ class DeviceTensor(Tensor):
         """Refused, as torch does."""
         raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
 
+    def untyped_storage(self) -> Any:
+        """Its memory; one object for all tensors over it."""
+        return face_of(self).runtime.storages.of(self)
+
+    def set_(self, source: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Take other memory; given a part of a tensor, C++ would take its storage past us."""
+        if source is None:
+            return super().set_()
+        if args and isinstance(source, DeviceTensor):
+            source = source.untyped_storage()
+        return super().set_(source, *args, **kwargs)
+
     def record_stream(self, stream: Any) -> None:
         """Keep the memory until the stream has passed this point; does nothing for a view of pinned memory."""
         face = face_of(self)
@@ -140,10 +152,13 @@ class DeviceTensor(Tensor):
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        face = face_of(value) if isinstance(value, DeviceTensor) else None
-        if face is None:
-            raise RuntimeError("incompatible tensor type: .data of a CUDA tensor must be set to a CUDA tensor")
-        rebind(self, face)
+        from .sides import move_to_host
+
+        if isinstance(value, DeviceTensor):
+            rebind(self, face_of(value))
+        else:
+            face_of(self)
+            move_to_host(self, value)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         face = self.__dict__.get("_face")
@@ -159,16 +174,27 @@ class DeviceTensor(Tensor):
         return self.detach().requires_grad_(self.requires_grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        if id(self) not in memo:
-            copy = self.detach().clone()
-            copy.requires_grad_(self.requires_grad)
-            if hasattr(self, "_is_param"):
-                copy._is_param = True
-            memo[id(self)] = copy
-        return memo[id(self)]
+        from .sides import deep_copy
+
+        return deep_copy(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.detach().cpu().__reduce_ex__(protocol)
+        from .sides import reduce
+
+        return reduce(self)
+
+    def __dlpack__(self, **kwargs: Any) -> NoReturn:
+        raise UnsupportedOperationError(
+            "DLPack capsule of a tensor on the device",
+            "its memory cannot be handed to another library",
+            "the other library would read it at once, past every stream",
+            "torch.from_dlpack(tensor) for an alias, or tensor.cpu() for the values",
+        )
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        face_of(self)
+        return super().__cuda_array_interface__
 
 
 def _refuse_numpy() -> NoReturn:

@@ -21,14 +21,14 @@ def touched(sink):
     with contextlib.ExitStack() as stack:
         patches = Patches(stack)
         patch_torch(Runtime(sink, Late(), poison=0), patches)
-        return [*patches.touched, (torch.__future__, "get_overwrite_module_params_on_conversion")]
+        return patches.touched
 
 
 def state(sink):
     values = {}
     for target, name in touched(sink):
         value = vars(target).get(name, "missing")
-        values[str(target), name] = value() if name.startswith("get_overwrite") else value
+        values[str(target), name] = value
     values["modes"] = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
     return values
 
