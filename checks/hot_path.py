@@ -257,14 +257,21 @@ class allow_sync:  # noqa: N801 - used as a decorator and in with-statements
         self._allowance = Allowance(code, reason, site, owner, budget)
 
     def __call__(self, function: Function) -> Function:
-        """Decorate a function."""
+        """Decorate a function or coroutine function."""
 
         @functools.wraps(function)
         def allowed(*args: Any, **kwargs: Any) -> Any:
+            if _compiling():
+                return function(*args, **kwargs)
             with self:
                 return function(*args, **kwargs)
 
-        return allowed  # type: ignore[return-value]
+        @functools.wraps(function)
+        async def allowed_wait(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return await function(*args, **kwargs)
+
+        return allowed_wait if inspect.iscoroutinefunction(function) else allowed  # type: ignore[return-value]
 
     def __enter__(self) -> None:
         if not _compiling():
