@@ -1,0 +1,133 @@
+"""Arguments as the 8 bytes each that a compiled kernel takes."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .errors import Unsupported
+
+#: What ``struct`` calls each type, padded to 8 bytes.
+_FORMATS = {
+    "u1": "?7x", "i1": "?7x", "i8": "b7x", "i16": "h6x", "i32": "i4x", "i64": "q",
+    "u8": "B7x", "u16": "H6x", "u32": "I4x", "u64": "Q", "fp16": "e6x", "bf16": "Q", "fp32": "f4x", "fp64": "d",
+}  # fmt: skip
+_FLOATS: dict[str, Any] = {"fp16": np.float16, "fp32": np.float32}
+_PADDINGS = {"zero": 0, "nan": 1}
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The arguments of one launch.
+
+    Attributes:
+        words: 8 bytes for each parameter.
+        owned: memory that they point to and that lives as long as this.
+    """
+
+    words: bytes
+    owned: tuple[Any, ...] = ()
+
+
+class Packer:
+    """Packs the arguments of one variant.
+
+    Args:
+        kinds: types of what is passed at run time, in Triton's words.
+
+    Raises:
+        Unsupported: a type that cannot be passed by value.
+    """
+
+    def __init__(self, kinds: Sequence[str]) -> None:
+        self._kinds = tuple(kinds)
+        self._pack = struct.Struct("=" + "".join(map(_format, kinds))).pack
+        self._converted = [
+            (index, _CONVERTERS[kind[:4]]) for index, kind in enumerate(kinds) if kind[:4] in _CONVERTERS
+        ]
+
+    def pack(self, values: Sequence[Any]) -> Packed:
+        """Addresses, numbers and tensor descriptors as bytes.
+
+        Raises:
+            OverflowError: a number is too large for its declared type.
+            TypeError: a value is not of its declared type.
+        """
+        if self._converted:
+            return self._pack_converted(values)
+        try:
+            return Packed(self._pack(*values))
+        except (struct.error, OverflowError) as error:
+            return self._pack_rounded(values, error)
+
+    def _pack_converted(self, values: Sequence[Any]) -> Packed:
+        """With values that are not numbers to ``struct``."""
+        owned: list[Any] = []
+        words: list[Any] = []
+        converters = dict(self._converted)
+        for index, value in enumerate(values):
+            words += converters[index](value, owned) if index in converters else (value,)
+        return Packed(self._pack(*words), tuple(owned))
+
+    def _pack_rounded(self, values: Sequence[Any], error: Exception) -> Packed:
+        """Floats beyond the largest become infinite, as when a C compiler converts them; nothing else is let pass."""
+        rounded = [_rounded(value, kind) for value, kind in zip(values, self._kinds, strict=True)]
+        try:
+            return Packed(self._pack(*rounded))
+        except struct.error:
+            refused = OverflowError if all(isinstance(value, int | float) for value in values) else TypeError
+            raise refused(f"arguments of types {self._kinds}: {error}") from error
+
+
+def _format(kind: str) -> str:
+    if kind.startswith("*"):
+        return "Q"
+    if kind.startswith("tensordesc"):
+        rank = _rank(kind)
+        return "Q" + "i4x" * rank + "q" * rank
+    if kind not in _FORMATS:
+        raise Unsupported(f"an argument of type {kind}, passed by value,")
+    return _FORMATS[kind]
+
+
+def _rank(kind: str) -> int:
+    """Of a type such as ``tensordesc<fp32[16, 32]>``."""
+    shape = re.search(r"\[([\d, ]+)\]", kind)
+    if shape is None:
+        raise Unsupported(f"an argument of type {kind}")
+    return shape[1].count(",") + 1
+
+
+def _rounded(value: Any, kind: str) -> Any:
+    if kind not in _FLOATS or not isinstance(value, int | float):
+        return value
+    with np.errstate(over="ignore"):
+        return float(_FLOATS[kind](value))
+
+
+def _bfloat16(value: Any, owned: list[Any]) -> tuple[int]:
+    """The upper half of a float32, rounded to nearest, ties to even."""
+    with np.errstate(over="ignore"):
+        bits = int(np.float32(value).view(np.uint32))
+    if value != value:
+        return (0x7FC0,)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 & 0xFFFF,)
+
+
+def _descriptor(value: Any, owned: list[Any]) -> tuple[int, ...]:
+    """The address of base, shape, strides and padding as int64; then shape and strides, as Triton passes them."""
+    shape, strides = list(map(int, value.shape)), list(map(int, value.strides))
+    padding = _PADDINGS[getattr(value, "padding", "zero")]
+    numbers = (ctypes.c_int64 * (2 * len(shape) + 2))(value.base.data_ptr(), *shape, *strides, padding)
+    owned.append(numbers)
+    return (ctypes.addressof(numbers), *shape, *strides)
+
+
+#: By the first letters of a type.
+_CONVERTERS: dict[str, Callable[[Any, list[Any]], tuple[int, ...]]] = {"bf16": _bfloat16, "tens": _descriptor}

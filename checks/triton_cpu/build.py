@@ -1,0 +1,72 @@
+"""Shared objects: from the memory of the process, else from the disk, else built."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ..findings import JSON
+from .cache import Cache, folder
+from .compiler import Compiler, find_compiler
+
+#: Writes the C file, and what else is to be remembered about it.
+Writer: TypeAlias = Callable[[], tuple[str, Mapping[str, JSON]]]
+
+
+def shared_object(name: str, key: str | None, write: Writer) -> tuple[ctypes.CDLL, Mapping[str, Any]]:
+    """Load a shared object, after building it if it was never built before.
+
+    Args:
+        name: whose it is, for errors.
+        key: tells it from all others built by this version of this package; None if it cannot be told, then it is
+            built for this process alone.
+        write: called only if it must be built.
+
+    Returns:
+        The loaded object and the facts.
+
+    Raises:
+        Unsupported: there is no compiler, or it failed; or ``write`` raised it.
+        UnsafeCache: the cache could be written by others.
+    """
+    compiler, cache = find_compiler(), _cache(folder())
+    place = None if key is None else _digest(key, _own_sources(), compiler.identity())
+    if place is not None and cache is not None:
+        entry = cache.find(place)
+        if entry is not None:
+            return ctypes.CDLL(str(entry.library)), entry.facts
+    return _built(name, place, write, compiler, cache)
+
+
+def _built(
+    name: str, place: str | None, write: Writer, compiler: Compiler, cache: Cache | None
+) -> tuple[ctypes.CDLL, Mapping[str, Any]]:
+    text, facts = write()
+    with tempfile.TemporaryDirectory(prefix="mrv2-") as scratch:
+        library = Path(scratch) / "kernel.so"
+        compiler.build(text, name, library)
+        entry = cache.add(place, library, facts) if place is not None and cache is not None else None
+        return ctypes.CDLL(str(library if entry is None else entry.library)), facts
+
+
+@functools.lru_cache(maxsize=8)
+def _cache(place: Path | None) -> Cache | None:
+    return None if place is None else Cache(place)
+
+
+@functools.cache
+def _own_sources() -> str:
+    """A digest of this room: what an older version of it built may mean something else."""
+    top = Path(__file__).parent
+    names = sorted(os.path.relpath(file, top) for pattern in ("**/*.py", "runtime/*") for file in top.glob(pattern))
+    return _digest(*(f"{name}:{hashlib.sha256((top / name).read_bytes()).hexdigest()}" for name in names))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -1,0 +1,134 @@
+"""The C compiler of the machine: which one, with which flags, and what it says when it fails.
+
+Nothing goes through a shell: a compiler is a list of words.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import Unsupported
+
+RUNTIME = Path(__file__).parent / "runtime"
+
+#: What the results depend on. Signed integers wrap around, as on a GPU; no multiplication is fused with an addition and
+#: no sum is reordered, as in numpy; memory has no types; and no function sets ``errno``, so the compiler may inline.
+_MEANING = ("-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno")
+_OUTPUT = ("-shared", "-fPIC", "-w", "-x", "c", "-")
+#: A first call of ziglang builds its own C library.
+_TIMEOUT = 300.0
+
+
+class CompileError(Unsupported):
+    """The C compiler refused what was written for a kernel."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C compiler.
+
+    Attributes:
+        command: the words that start it.
+        portable: whether it only knows the instructions that every machine of this kind has.
+    """
+
+    command: tuple[str, ...]
+    portable: bool = False
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """How every kernel is compiled."""
+        machine = () if self.portable else ("-march=native",)
+        return ("-O2", *machine, *_MEANING, *self._excess_precision)
+
+    @property
+    def _excess_precision(self) -> tuple[str, ...]:
+        """Only gcc keeps more bits of a half-precision number than it has, unless told otherwise."""
+        program = Path(os.path.realpath(shutil.which(self.command[0]) or self.command[0])).name
+        return ("-fexcess-precision=standard",) if "gcc" in program else ()
+
+    def identity(self) -> str:
+        """Tells this compiler, its flags and, if they matter, the instructions of this machine from others.
+
+        Starts no process: that would cost more than many a kernel.
+        """
+        facts = [*self.command, *self.flags, *map(_file_identity, _files(self.command))]
+        return _digest(*facts, *(() if self.portable else (_instructions(),)))
+
+    def build(self, text: str, name: str, target: Path) -> None:
+        """Compile C to a shared object.
+
+        Args:
+            text: the whole file; it may include the headers of ``runtime``.
+            name: whose it is, for the error.
+            target: the file to write.
+
+        Raises:
+            CompileError: with the first lines that the compiler said.
+        """
+        command = [*self.command, *self.flags, f"-I{RUNTIME}", "-o", str(target), *_OUTPUT, "-lm"]
+        try:
+            done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CompileError(f"{name}: {self.command[0]} did not run ({error})") from error
+        if done.returncode:
+            said = " | ".join([line for line in done.stderr.splitlines() if "error" in line][:3])
+            raise CompileError(f"{name}: {self.command[0]} ended with {done.returncode}: {said or done.stderr[:300]}")
+
+
+def find_compiler(environment: Mapping[str, str] | None = None) -> Compiler:
+    """The compiler of ``CC``, else gcc, clang, or that of the ziglang package.
+
+    Raises:
+        Unsupported: there is none, or the one that ``CC`` names is not there.
+    """
+    given = (os.environ if environment is None else environment).get("CC", "").strip()
+    if given:
+        return _named(tuple(shlex.split(given)))
+    for name in ("gcc", "clang"):
+        if shutil.which(name):
+            return Compiler((name,))
+    if importlib.util.find_spec("ziglang"):
+        return Compiler((sys.executable, "-m", "ziglang", "cc"), portable=True)
+    raise Unsupported("a machine without a C compiler (looked for CC, gcc, clang and the package ziglang)")
+
+
+def _named(command: tuple[str, ...]) -> Compiler:
+    if shutil.which(command[0]) is None:
+        raise Unsupported(f"CC={shlex.join(command)}, which is not an executable file,")
+    return Compiler(command, portable="ziglang" in command or Path(command[0]).name == "zig")
+
+
+def _files(command: tuple[str, ...]) -> list[str]:
+    found = shutil.which(command[0])
+    package = importlib.util.find_spec("ziglang") if "ziglang" in command else None
+    origin = None if package is None else package.origin
+    return [os.path.realpath(file) for file in (found, origin) if file]
+
+
+@functools.cache
+def _file_identity(file: str) -> str:
+    facts = Path(file).stat()
+    return f"{file}:{facts.st_size}:{facts.st_mtime_ns}"
+
+
+@functools.cache
+def _instructions() -> str:
+    """What ``-march=native`` depends on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    words = ("model name", "vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU part")
+    return _digest(*sorted({line for line in lines if line.split("\t")[0].split(":")[0].strip() in words}))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

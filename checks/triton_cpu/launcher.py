@@ -1,0 +1,146 @@
+"""Builds variants of kernels and runs them over a grid.
+
+    kernel = compiled(variant)
+    result = kernel.launch(kernel.pack(words), (4, 1, 1), blocks=pack_blocks([(low, high)]))
+
+It knows nothing of tensors: arguments are addresses and numbers, memory is a list of byte ranges.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..events import ByteRange
+from ..findings import JSON
+from .arguments import Packed, Packer
+from .build import shared_object
+from .emit.source import Source
+from .log import LaunchResult
+from .metadata import facts_of, source_of
+from .numpy_loops import Loop, loop
+from .recorder import recorder
+from .variants import Unstable, Variant
+
+#: Loop iterations that one program may do. Real programs do some thousands; one that spins on a flag never ends.
+FUEL = 1 << 22
+
+#: All addresses but the first page, for kernels whose arguments do not tell what they touch.
+ANYWHERE = array.array("Q", (1 << 12, (1 << 64) - 1)).tobytes()
+
+#: Triton's front end, and its interpreter, which replaces the language that the front end reads, exclude each other.
+language_lock = threading.RLock()
+
+
+class CompiledKernel:
+    """One variant, as machine code.
+
+    Args:
+        name: of the kernel.
+        library: the loaded shared object.
+        source: what is known about it; its text is not needed.
+        kinds: types of what is passed at run time, in Triton's words.
+
+    Attributes:
+        source: as given.
+    """
+
+    def __init__(self, name: str, library: ctypes.CDLL, source: Source, kinds: Sequence[str]) -> None:
+        self.name = name
+        self.source = source
+        self.pack = Packer(kinds).pack
+        self._run = library.run_grid
+        self._run.argtypes = (ctypes.c_void_p, ctypes.c_char_p, *(ctypes.c_int32,) * 3, ctypes.c_void_p)
+        self._loops = (Loop * len(source.loops))(*(loop(*found) for found in source.loops))
+        self._loops_address = ctypes.addressof(self._loops) if source.loops else None
+        self._kinds = bytes(site.kind or 0 for site in source.sites)
+
+    def launch(
+        self,
+        arguments: Packed,
+        grid: tuple[int, int, int],
+        *,
+        blocks: bytes,
+        order: NDArray[np.int32] | None = None,
+        poison: bool = False,
+        fuel: int = FUEL,
+    ) -> LaunchResult:
+        """Run all programs of a grid, one after another, in the calling thread.
+
+        Args:
+            arguments: from ``pack``.
+            grid: extents, all positive.
+            blocks: the memory that may be touched, from ``pack_blocks``; what lies outside is left out and reported.
+                Means nothing to a kernel that was built without checks.
+            order: numbers of the programs in the order to run them; int32, a permutation; None for ascending.
+            poison: masked-off lanes of loads without ``other`` hold the byte 0x7f, else zero.
+            fuel: loop iterations that one program may do.
+
+        Raises:
+            OverflowError: the grid has more programs than a GPU can count.
+        """
+        x, y, z = grid
+        if x * y * z >= 1 << 31:
+            raise OverflowError(f"{self.name}: a grid of {grid} has 2**31 programs or more")
+        mine = recorder()
+        mine.begin(self.source.sites, grid, blocks, self._loops_address, fuel, poison)
+        self._run(mine.address, arguments.words, x, y, z, None if order is None else order.ctypes.data)
+        return mine.take(self.name, self._kinds)
+
+
+def compiled(variant: Variant, *, audit: bool = True, truncate_bf16: bool = False) -> CompiledKernel:
+    """Build a variant, or load it from the disk.
+
+    Args:
+        variant: what to build.
+        audit: checks and logs every access.
+        truncate_bf16: rounds float32 to bfloat16 toward zero, as the interpreter does; else to nearest even.
+
+    Raises:
+        Unsupported: the kernel does something without a known meaning, or there is no compiler.
+    """
+    with language_lock:
+        library, facts = shared_object(
+            f"kernel {variant.name}",
+            _key(variant, audit, truncate_bf16),
+            lambda: _written(variant, audit, truncate_bf16),
+        )
+    return CompiledKernel(variant.name, library, source_of(facts), variant.leaves())
+
+
+def pack_blocks(blocks: Iterable[ByteRange]) -> bytes:
+    """Byte ranges, in any order, as ``CompiledKernel.launch`` takes them: sorted, those that touch or overlap made one."""
+    merged: list[int] = []
+    for low, high in sorted(blocks):
+        if merged and low <= merged[-1]:
+            merged[-1] = max(merged[-1], high)
+        else:
+            merged += (low, high)
+    return array.array("Q", merged).tobytes()
+
+
+def _key(variant: Variant, audit: bool, truncate_bf16: bool) -> str | None:
+    try:
+        return f"{variant.key()} {audit} {truncate_bf16}"
+    except Unstable:
+        return None
+
+
+def _written(variant: Variant, audit: bool, truncate_bf16: bool) -> tuple[str, Mapping[str, JSON]]:
+    from . import frontend, reader  # they load Triton's compiler, which a warm start does not need
+    from .emit import program
+
+    module = reader.read(frontend.ttir(variant.function, variant.signature, variant.constants, variant.options))
+    source = program.emit(module, program.Options(truncate_bf16))
+    return text_of(source, audit), facts_of(source)
+
+
+def text_of(source: Source, audit: bool) -> str:
+    """The whole C file of a source."""
+    switch = "#define MRV2_AUDIT\n" if audit else ""
+    return f'{switch}#include "launch.h"\n{source.text}\n#include "grid.h"\n'

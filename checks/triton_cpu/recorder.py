@@ -1,0 +1,153 @@
+"""The C side of a launch: the structure that it fills, with buffers that each thread uses again."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .emit.source import AccessSite
+from .ir import Scalar, Tensor, Type
+from .log import RECORD, STRAY, LaunchResult, Stop, _Stopped, grid_index
+from .support import support
+
+#: Buffers larger than this are given back after a launch.
+_KEEP = 16 << 20
+
+#: What ``device_print`` shows; bfloat16 numbers are widened, fp8 numbers and pointers shown as their bits.
+_PRINTED = {
+    "i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64, "index": np.int64,
+    "f16": np.float16, "bf16": np.uint16, "f32": np.float32, "f64": np.float64,
+}  # fmt: skip
+_PRINT = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)
+
+
+class Launch(ctypes.Structure):
+    """``Launch`` of launch.h."""
+
+    _fields_ = (
+        ("records", ctypes.c_void_p),
+        ("record_count", ctypes.c_int64),
+        ("record_capacity", ctypes.c_int64),
+        ("stored", ctypes.c_void_p),
+        ("stored_count", ctypes.c_int64),
+        ("stored_capacity", ctypes.c_int64),
+        ("strays", ctypes.c_void_p),
+        ("stray_count", ctypes.c_int64),
+        ("stray_capacity", ctypes.c_int64),
+        ("blocks", ctypes.c_char_p),
+        ("block_count", ctypes.c_int64),
+        ("near_low", ctypes.c_uint64),
+        ("near_high", ctypes.c_uint64),
+        ("scratch", ctypes.c_void_p),
+        ("scratch_capacity", ctypes.c_int64),
+        ("loops", ctypes.c_void_p),
+        ("print", ctypes.c_void_p),
+        ("fuel", ctypes.c_int64),
+        ("fuel_left", ctypes.c_int64),
+        ("nan_count", ctypes.c_int64),
+        ("nan_site", ctypes.c_int32),
+        ("stopped", ctypes.c_int32),
+        ("stop_site", ctypes.c_int32),
+        ("program", ctypes.c_int32),
+        ("poison", ctypes.c_int32),
+    )
+
+
+class Recorder:
+    """The buffers of one thread; a result is a copy of what is in them.
+
+    Attributes:
+        address: of the structure in C.
+    """
+
+    def __init__(self) -> None:
+        self._release = support().release
+        self._launch = Launch()
+        self.address = ctypes.addressof(self._launch)
+        self._print = _PRINT(self._printed)
+        self._launch.print = ctypes.cast(self._print, ctypes.c_void_p).value
+        self._sites: Sequence[AccessSite] = ()
+        self._grid = (1, 1, 1)
+
+    def __del__(self) -> None:
+        self._release(self.address)
+
+    def begin(
+        self,
+        sites: Sequence[AccessSite],
+        grid: tuple[int, int, int],
+        blocks: bytes,
+        loops: int | None,
+        fuel: int,
+        poison: bool,
+    ) -> None:
+        """Make ready for a launch."""
+        self._sites, self._grid = sites, grid
+        launch = self._launch
+        launch.record_count = launch.stored_count = launch.stray_count = launch.nan_count = 0
+        launch.near_low = launch.near_high = 0
+        launch.blocks = blocks
+        launch.block_count = len(blocks) // 16
+        launch.loops = loops
+        launch.fuel = fuel
+        launch.nan_site = -1
+        launch.stopped = 0
+        launch.poison = poison
+
+    def take(self, kernel: str, kinds: bytes) -> LaunchResult:
+        """What the launch did."""
+        launch = self._launch
+        stopped = launch.stopped
+        result = LaunchResult(
+            kernel,
+            self._sites,
+            kinds,
+            self._grid,
+            _copy(launch.records, launch.record_count * RECORD.itemsize),
+            _copy(launch.stored, launch.stored_count),
+            _copy(launch.strays, launch.stray_count * STRAY.itemsize),
+            launch.nan_count,
+            launch.nan_site,
+            _Stopped(Stop(stopped), launch.stop_site, launch.program) if stopped else None,
+        )
+        if launch.record_capacity * RECORD.itemsize + launch.stored_capacity + launch.scratch_capacity > _KEEP:
+            self._release(self.address)
+        return result
+
+    def _printed(self, site: int, place: int, lanes: int) -> None:
+        """One value of a ``device_print``, as Triton's interpreter prints it."""
+        found = self._sites[site]
+        index = grid_index(self._launch.program, self._grid)
+        prefix = f" {found.message}" if found.message else ""
+        print(f"{index}{prefix} {_array(found.values[place], lanes)}")
+
+
+_thread = threading.local()
+
+
+def recorder() -> Recorder:
+    """The one of this thread."""
+    found: Recorder | None = getattr(_thread, "recorder", None)
+    if found is None:
+        found = _thread.recorder = Recorder()
+    return found
+
+
+def _copy(address: int | None, size: int) -> bytes:
+    return ctypes.string_at(address, size) if address and size else b""
+
+
+def _array(kind: Type, lanes: int) -> NDArray[Any]:
+    """The lanes of a value; a scalar has one."""
+    shape = kind.shape if isinstance(kind, Tensor) else (1,)
+    element = kind.element if isinstance(kind, Tensor) else kind
+    name = element.name if isinstance(element, Scalar) else ""
+    dtype = np.dtype(_PRINTED.get(name, np.uint8 if name.startswith("f8") else np.uint64))
+    count = int(np.prod(shape))
+    values = np.frombuffer(ctypes.string_at(lanes, count * dtype.itemsize), dtype).reshape(shape)
+    return (values.astype(np.uint32) << 16).view(np.float32) if name == "bf16" else values

@@ -1,0 +1,68 @@
+"""The C functions that look at the records of a launch (``runtime/conflicts.c``)."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .build import shared_object
+
+_RANGES = np.dtype((np.uint64, 2))
+
+
+class Support:
+    """Merges and sweeps records.
+
+    Records and kinds are the bytes of the C arrays, so nothing is converted: a ``Record`` each, and one byte for each
+    site that says what it does to memory.
+    """
+
+    def __init__(self) -> None:
+        library, _ = shared_object("conflicts.c", "conflicts.c", lambda: ('#include "conflicts.c"\n', {}))
+        self._merged = _function(library.merged, ctypes.c_int32, ctypes.c_void_p)
+        self._disputed = _function(library.disputed, ctypes.c_void_p)
+        self._touching = library.touching
+        self._touching.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+        self._touching.restype = ctypes.c_int64
+        self.release: Any = library.release
+        self.release.argtypes = (ctypes.c_void_p,)
+        self.release.restype = None
+
+    def merged(self, records: bytes, count: int, kinds: bytes, wanted: int) -> NDArray[np.uint64]:
+        """Sorted, disjoint byte ranges, one a row, of records whose kind is in the bit set ``wanted``."""
+        ranges = np.empty(count, _RANGES)
+        return ranges[: _counted(self._merged(records, count, kinds, wanted, ranges.ctypes.data))]
+
+    def disputed(self, records: bytes, count: int, kinds: bytes) -> NDArray[np.uint64]:
+        """Sorted, disjoint byte ranges, one a row, that programs touch without being allowed to: all, and no others."""
+        ranges = np.empty(count, _RANGES)
+        return ranges[: _counted(self._disputed(records, count, kinds, ranges.ctypes.data))]
+
+    def touching(self, records: bytes, count: int, ranges: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Which records touch one of the ranges: their numbers, ascending."""
+        numbers = np.empty(count, np.int64)
+        ranges = np.ascontiguousarray(ranges)
+        found = self._touching(records, count, ranges.ctypes.data, len(ranges), numbers.ctypes.data)
+        return numbers[:found]
+
+
+@functools.cache
+def support() -> Support:
+    """The functions of this process."""
+    return Support()
+
+
+def _function(function: Any, *rest: Any) -> Any:
+    function.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, *rest)
+    function.restype = ctypes.c_int64
+    return function
+
+
+def _counted(count: int) -> int:
+    if count < 0:
+        raise MemoryError("no memory left to look at the accesses of a launch")
+    return count

@@ -1,0 +1,309 @@
+"""Which variant of a kernel a launch needs.
+
+A variant is a kernel for given types of its arguments and given compile-time constants, as for Triton's own launcher;
+but integers are not specialised by their value (whether they are 1, or divisible by 16): that saves variants and
+changes no result. What Triton takes for an argument, it takes here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
+from triton._C.libtriton import native_specialize_impl
+from triton.backends.compiler import BaseBackend
+from triton.backends.nvidia.compiler import CUDAOptions
+from triton.runtime.jit import JITCallable, JITFunction
+
+#: Options of a launch that say how a GPU runs it, not what it computes.
+_PERFORMANCE = frozenset({
+    "num_warps", "num_stages", "num_ctas", "maxnreg", "cluster_dims", "ptx_version", "ptx_options", "ir_override",
+    "launch_cooperative_grid", "launch_cluster", "launch_pdl", "backend_name", "arch", "warp_size", "enable_fp_fusion",
+})  # fmt: skip
+_OPTIONS = frozenset(CUDAOptions.__dataclass_fields__) | _PERFORMANCE
+_MISSING = object()
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+class Unstable(ValueError):
+    """A compile-time constant that another process could not recognise."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What the front end needs to know.
+
+    Attributes:
+        function: the kernel.
+        signature: the type of each parameter in Triton's own words: ``"*fp32"``, ``"i32"``, ``"constexpr"``, or a
+            tuple of these.
+        constants: compile-time constants, by the place of the parameter and, within tuples, of the element.
+        options: of the launch, those that change what it computes; ``debug`` turns assertions on.
+    """
+
+    function: JITFunction
+    signature: Mapping[str, Any]
+    constants: Mapping[tuple[int, ...], Any]
+    options: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Of the kernel."""
+        return str(self.function.__name__)
+
+    def leaves(self) -> list[str]:
+        """Types of what is passed at run time, tuples flattened."""
+        return [kind for kind in _flat(tuple(self.signature.values())) if kind != "constexpr"]
+
+    def key(self) -> str:
+        """A digest that is the same in every process for the same kernel, types and constants.
+
+        Raises:
+            Unstable: a constant is of a kind that has no stable text.
+        """
+        constants = [f"{place}={_text(value)}" for place, value in sorted(self.constants.items())]
+        names = [f"{name}={_text(value)}" for name, value in sorted(self.options.items())]
+        used = sorted(
+            {(name, _text_of_global(value)) for (name, _), (value, _) in self.function.used_global_vals.items()}
+        )
+        parts = (
+            self.function.cache_key, self.function.fn.__code__.co_filename, triton.__version__,
+            repr(list(self.signature.items())), *constants, *names, repr(used),
+        )  # fmt: skip
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+class Call(NamedTuple):
+    """The arguments of one launch.
+
+    Attributes:
+        key: tells the variant; hashable.
+        values: of all parameters, defaults included.
+        words: what is passed at run time: addresses, numbers, tensor descriptors.
+        options: those that change what is computed.
+    """
+
+    key: tuple[Any, ...]
+    values: list[Any]
+    words: list[Any]
+    options: dict[str, Any]
+
+
+@dataclass
+class _Parameter:
+    name: str
+    constant: bool
+    read_only: bool
+    annotation: str
+
+
+class Binder:
+    """How one kernel takes its arguments.
+
+    Args:
+        function: the kernel.
+    """
+
+    def __init__(self, function: JITFunction) -> None:
+        self._function = weakref.ref(function)
+        self._signature: inspect.Signature = function.signature
+        self.names: list[str] = list(function.arg_names)
+        self._parameters = [_Parameter(p.name, p.is_constexpr, p.is_const, p.annotation_type) for p in function.params]
+        kinds = {parameter.kind for parameter in self._signature.parameters.values()}
+        self._plain = kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+        self._positions = {name: index for index, name in enumerate(self.names)}
+        self._defaults = [p.default if p.has_default else _MISSING for p in function.params]
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """Take the arguments of a launch.
+
+        Raises:
+            TypeError: an argument is missing, given twice, or of a type that Triton does not take.
+            KeyError: a keyword is neither a parameter nor an option.
+        """
+        values, options = self._values(args, kwargs)
+        key: list[Any] = []
+        words: list[Any] = []
+        for value, parameter in zip(values, self._parameters, strict=True):
+            if parameter.constant:
+                key.append(value if value.__class__ is int else constant_key(value))
+            elif value.__class__ in _TENSORS and not parameter.annotation:
+                key.append(value.dtype)
+                words.append(value.data_ptr())
+            else:
+                key.append(_take(value, parameter, words))
+        debug = options.pop("debug", self.function.debug) or knobs.runtime.debug
+        key.append(bool(debug))
+        if debug:
+            options["debug"] = True
+        if options:
+            key.append(tuple((name, constant_key(value)) for name, value in sorted(options.items())))
+        return Call(tuple(key), values, words, options)
+
+    def variant(self, call: Call) -> Variant:
+        """What the front end needs to know of a launch."""
+        signature: dict[str, Any] = {}
+        constants: dict[tuple[int, ...], Any] = {}
+        for index, (value, parameter) in enumerate(zip(call.values, self._parameters, strict=True)):
+            kind = "constexpr" if parameter.constant else parameter.annotation or mangled(value, parameter.read_only)
+            signature[parameter.name] = kind
+            _constants(kind, value, (index,), constants)
+        return Variant(self.function, signature, constants, call.options)
+
+    @property
+    def function(self) -> JITFunction:
+        """The kernel, which is alive while it is launched."""
+        function = self._function()
+        assert function is not None
+        return function
+
+    def _values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The value of each parameter, and the options that change what is computed."""
+        given = len(args)
+        if not self._plain or given > len(self.names):
+            return self._bound(args, kwargs)
+        values = [*args, *self._defaults[given:]]
+        options = {}
+        for name, value in kwargs.items():
+            index = self._positions.get(name)
+            if index is None:
+                if _changes_results(name):
+                    options[name] = value
+            elif index < given:
+                return self._bound(args, kwargs)
+            else:
+                values[index] = value
+        if _MISSING in values[given:]:
+            return self._bound(args, kwargs)
+        return values, options
+
+    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The same in Python's own way, with its errors."""
+        mine = {name: value for name, value in kwargs.items() if name in self._positions}
+        bound = self._signature.bind(*args, **mine)
+        bound.apply_defaults()
+        options = {name: value for name, value in kwargs.items() if name not in mine and _changes_results(name)}
+        return list(bound.arguments.values()), options
+
+
+def _changes_results(name: str) -> bool:
+    if name in _PERFORMANCE:
+        return False
+    if name not in _OPTIONS:
+        raise KeyError(f"Keyword argument {name} was specified but unrecognised")
+    return True
+
+
+# One argument
+
+
+def _take(value: Any, parameter: _Parameter, words: list[Any]) -> Any:
+    """Appends what is passed at run time; returns what the variant depends on."""
+    if parameter.annotation:
+        words.append(value.data_ptr() if hasattr(value, "data_ptr") else value)
+        return None
+    kind = value.__class__
+    if value is None:
+        return None
+    if kind is int:
+        words.append(value)
+        return _integer(value)
+    if kind is float or kind is bool:
+        words.append(value)
+        return kind
+    if hasattr(value, "data_ptr"):
+        words.append(value.data_ptr())
+        return value.dtype
+    found = mangled(value, parameter.read_only)
+    constants: dict[tuple[int, ...], Any] = {}
+    _constants(found, value, (), constants)
+    _words(found, value, words)
+    return (found, *((place, constant_key(constant)) for place, constant in constants.items()))
+
+
+def _integer(value: int) -> str:
+    return "i32" if -0x80000000 <= value < 0x80000000 else "i64" if value < 1 << 63 else "u64"
+
+
+def mangled(value: Any, read_only: bool = False) -> Any:
+    """Triton's words for the type of an argument: one, or a tuple of them.
+
+    Raises:
+        TypeError: in Triton's words, for a type that it does not take.
+        OverflowError: an integer has more than 64 bits.
+    """
+    return native_specialize_impl(BaseBackend, value, read_only, False, False)[0]
+
+
+def _words(kind: Any, value: Any, words: list[Any]) -> None:
+    if isinstance(kind, tuple):
+        for inner, element in zip(kind, value, strict=True):
+            _words(inner, element, words)
+    elif kind != "constexpr":
+        words.append(value.data_ptr() if hasattr(value, "data_ptr") else value)
+
+
+def _constants(kind: Any, value: Any, place: tuple[int, ...], found: dict[tuple[int, ...], Any]) -> None:
+    if isinstance(kind, tuple):
+        for index, (inner, element) in enumerate(zip(kind, value, strict=True)):
+            _constants(inner, element, (*place, index), found)
+    elif kind == "constexpr":
+        found[place] = value.value if isinstance(value, tl.constexpr) else value
+
+
+def _flat(kinds: tuple[Any, ...]) -> list[str]:
+    found: list[str] = []
+    for kind in kinds:
+        found += _flat(kind) if isinstance(kind, tuple) else [kind]
+    return found
+
+
+# Compile-time constants
+
+
+def constant_key(value: Any) -> Any:
+    """Tells a constant from all others, also 1 from True, and 0.0 from -0.0."""
+    kind = value.__class__
+    if kind is int or kind is str or value is None:
+        return value
+    if kind is float:
+        return (float, value.hex())
+    if isinstance(value, tl.constexpr):
+        return constant_key(value.value)
+    if isinstance(value, tuple):
+        return (kind, *map(constant_key, value))
+    return (kind, value)
+
+
+def _text(value: Any) -> str:
+    """The same in every process for equal constants, and different for others."""
+    if isinstance(value, tl.constexpr):
+        return _text(value.value)
+    if value is None or value.__class__ in (bool, int, str):
+        return repr(value)
+    if value.__class__ is float:
+        return value.hex()
+    if isinstance(value, JITCallable):
+        return f"function {value.fn.__code__.co_filename} {value.cache_key}"
+    if isinstance(value, tl.dtype | torch.dtype):
+        return f"{value.__class__.__name__} {value}"
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", "")
+        return f"{value.__class__.__qualname__}{names}({', '.join(map(_text, value))})"
+    raise Unstable(f"a compile-time constant of type {type(value).__qualname__}")
+
+
+def _text_of_global(value: Any) -> str:
+    """Of a global variable that a kernel uses; what has no stable text is not a constant in the kernel's eyes."""
+    try:
+        return _text(value)
+    except Unstable:
+        return type(value).__qualname__
