@@ -15,6 +15,7 @@ from .program import Program
 from .registry import statement
 from .scalars import Element, as_signed, as_unsigned, c_type, is_float, pointee, size
 from .source import AccessKind
+from .tiles import is_dense
 
 _ACQUIRES = frozenset({"acquire", "acq_rel"})
 _RELEASES = frozenset({"release", "acq_rel"})
@@ -51,24 +52,67 @@ def load(program: Program, operation: Operation) -> None:
     """``tt.load pointer, mask, other``."""
     pointer, mask, other = (*operation.operands, None, None)[:3]
     assert pointer is not None
-    element = _accessed(program, operation)
-    site, kind, width = program.site(operation, AccessKind.READ, element), c_type(element), size(element)
-    target = _lane_of(program, operation.results[0])
-    fill = _fill(program, element, masked=mask is not None) if other is None else None
-    with _each_lane(program, pointer):
-        with program.block(f"if ({_allowed(program, mask, width, site)})"):
-            program.line(f"{target} = AT({kind}, address);")
-            program.line(f"LOG_BYTES(address, {width}, {site});")
-        with program.block("else"):
-            program.line(f"{target} = {fill or (program.lane(other) if other is not None else '0')};")
+    site = program.site(operation, AccessKind.READ, _accessed(program, operation))
+    if isinstance(pointer.type, Tensor):
+        _load_tensor(program, site, operation.results[0], pointer, mask, other)
+    else:
+        _load_scalar(program, site, operation.results[0], pointer, mask, other)
     program.line(f"LOG_END({site});")
 
 
-def _fill(program: Program, element: Element, *, masked: bool) -> str:
-    """Name of what a lane holds that is masked off and has no ``other``."""
-    name = program.fresh(element, hint="fill")
-    program.line(f"memset(&{name}, {'launch->poison ? POISON_BYTE : 0' if masked else '0'}, sizeof {name});")
-    return name
+def _load_scalar(
+    program: Program, site: int, result: Value, pointer: Value, mask: Value | None, other: Value | None
+) -> None:
+    target, kind, width = program.storage(result), c_type(result.element), size(result.element)
+    with _each_lane(program, pointer):
+        if other is None:
+            program.line(f"memset(&{target}, {_fill(mask)}, {width});")
+        else:
+            program.line(f"{target} = {program.lane(other)};")
+        with program.block(f"if ({_allowed(program, mask, width, site)})"):
+            program.line(f"{target} = AT({kind}, address);")
+            program.line(f"LOG_BYTES(address, {width}, {site});")
+
+
+def _load_tensor(
+    program: Program, site: int, result: Value, pointer: Value, mask: Value | None, other: Value | None
+) -> None:
+    target = program.storage(result)
+    if other is None:
+        program.line(f"memset({target}, {_fill(mask)}, {result.lanes * size(result.element)});")
+    else:
+        program.copy(target, other)
+    _access_tensor(program, "load", site, target, pointer, mask)
+
+
+def _fill(mask: Value | None) -> str:
+    """The byte that fills what no ``other`` gives: lanes that are masked off, else those outside of all memory."""
+    return "0" if mask is None else "launch->poison ? POISON_BYTE : 0"
+
+
+def _access_tensor(program: Program, action: str, site: int, values: str, pointer: Value, mask: Value | None) -> None:
+    """Loads all lanes that the mask lets through into an array, or stores them from it."""
+    masks = "0" if mask is None else program.array(mask)
+    width = size(pointee(pointer.element))
+    by_lanes = f"{action}_lanes_{width}"
+    if not is_dense(pointer):
+        _access_lanes(program, by_lanes, values, program.array(pointer), masks, pointer.lanes, site)
+        return
+    assert pointer.shape is not None
+    length = pointer.shape[-1]
+    addresses = program.fresh(pointer.element, length, hint="addresses")
+    with program.block(f"for (int32_t row = 0; row < {pointer.lanes}; row += {length})"):
+        first, last = program.lane(pointer, "row"), program.lane(pointer, f"(row + {length - 1})")
+        row_masks = masks if mask is None else f"{masks} + row"
+        arguments = f"{first}, {last}, {row_masks}, {values} + row, {length}, {width}, {site}"
+        with program.block(f"if (!{action}_dense(launch, runs, {arguments}))"):
+            with program.lanes(length):
+                program.line(f"{addresses}[i] = {program.lane(pointer, '(row + i)')};")
+            _access_lanes(program, by_lanes, f"{values} + row", addresses, row_masks, length, site)
+
+
+def _access_lanes(program: Program, call: str, values: str, addresses: str, masks: str, lanes: int, site: int) -> None:
+    program.line(f"{call}(launch, runs, {addresses}, {masks}, (void *)({values}), {lanes}, {site});")
 
 
 @statement("tt.store")
@@ -78,10 +122,13 @@ def store(program: Program, operation: Operation) -> None:
     assert pointer is not None and value is not None
     element = pointee(pointer.element)
     site, kind, width = program.site(operation, AccessKind.WRITE, element), c_type(element), size(element)
-    with _each_lane(program, pointer), program.block(f"if ({_allowed(program, mask, width, site)})"):
-        program.line(f"const {kind} value = {program.lane(value)};")
-        program.line(f"AT({kind}, address) = value;")
-        program.line(f"LOG_STORE(address, value, {width}, {site});")
+    if isinstance(pointer.type, Tensor):
+        _access_tensor(program, "store", site, program.array(value), pointer, mask)
+    else:
+        with _each_lane(program, pointer), program.block(f"if ({_allowed(program, mask, width, site)})"):
+            program.line(f"const {kind} value = {program.lane(value)};")
+            program.line(f"AT({kind}, address) = value;")
+            program.line(f"LOG_STORE(address, value, {width}, {site});")
     program.line(f"LOG_END({site});")
 
 

@@ -106,7 +106,8 @@ static void __attribute__((noinline, cold)) stray(Launch *launch, uint64_t addre
   launch->strays[launch->stray_count++] = (Stray){address, address + size, site, launch->program, 1};
 }
 
-static int __attribute__((noinline)) inside_another(Launch *launch, uint64_t address, int size, int site) {
+/* Finds the block that holds all bytes from an address on, and makes it the near one. */
+static int __attribute__((noinline)) find_block(Launch *launch, uint64_t address, int64_t size) {
   int64_t first = 0, last = launch->block_count;
   while (first < last) {
     int64_t middle = (first + last) / 2;
@@ -117,14 +118,20 @@ static int __attribute__((noinline)) inside_another(Launch *launch, uint64_t add
     launch->near_high = launch->blocks[2 * first - 1];
     return 1;
   }
-  stray(launch, address, size, site);
   return 0;
 }
 
-/* Whether one block holds all bytes of an access; else it is reported. */
-static inline int inside(Launch *launch, uint64_t address, int size, int site) {
+/* Whether one block holds all bytes from an address on. */
+static inline int holds(Launch *launch, uint64_t address, int64_t size) {
   return (address >= launch->near_low && address < launch->near_high && launch->near_high - address >= (uint64_t)size) ||
-         inside_another(launch, address, size, site);
+         find_block(launch, address, size);
+}
+
+/* The same for one lane; if none does, that is reported. */
+static inline int inside(Launch *launch, uint64_t address, int size, int site) {
+  if (__builtin_expect(holds(launch, address, size), 1)) return 1;
+  stray(launch, address, size, site);
+  return 0;
 }
 
 static void end_run(Launch *launch, Run *run, int site) {
@@ -136,7 +143,7 @@ static void end_run(Launch *launch, Run *run, int site) {
 }
 
 /* Reads and atomics: bytes that the run already holds are not logged again. */
-static inline void log_bytes(Launch *launch, Run *run, uint64_t address, int size, int site) {
+static inline void log_bytes(Launch *launch, Run *run, uint64_t address, int64_t size, int site) {
   if (address == run->high) { run->high += size; return; }
   if (address >= run->low && address + size <= run->high) return;
   end_run(launch, run, site);
@@ -144,7 +151,7 @@ static inline void log_bytes(Launch *launch, Run *run, uint64_t address, int siz
 }
 
 /* Stores: the bytes are kept, for two programs that store the same are not in conflict. */
-static inline void log_store(Launch *launch, Run *run, uint64_t address, const void *value, int size, int site) {
+static inline void log_store(Launch *launch, Run *run, uint64_t address, const void *value, int64_t size, int site) {
   if (address != run->high || run->high == run->low) {
     end_run(launch, run, site);
     *run = (Run){address, address, launch->stored_count};
@@ -156,6 +163,7 @@ static inline void log_store(Launch *launch, Run *run, uint64_t address, const v
   run->high += size;
 }
 
+#define HOLDS(address, size) holds(launch, (address), (size))
 #define INSIDE(address, size, site) inside(launch, (address), (size), (site))
 #define LOG_BYTES(address, size, site) log_bytes(launch, &runs[site], (address), (size), (site))
 #define LOG_STORE(address, value, size, site) log_store(launch, &runs[site], (address), &(value), (size), (site))
@@ -163,6 +171,7 @@ static inline void log_store(Launch *launch, Run *run, uint64_t address, const v
 
 #else
 
+#define HOLDS(address, size) 1
 #define INSIDE(address, size, site) 1
 #define LOG_BYTES(address, size, site) ((void)0)
 #define LOG_STORE(address, value, size, site) ((void)0)
@@ -185,5 +194,7 @@ static inline void call_loop(const Loop *loop, const void *in, void *out, long l
 static inline void nan_seen(Launch *launch, int site) {
   if (!launch->nan_count++) launch->nan_site = site;
 }
+
+#include "tiles.h"
 
 #endif
