@@ -114,7 +114,7 @@ def compiled(variant: Variant, *, audit: bool = True, truncate_bf16: bool = Fals
 
 
 def pack_blocks(blocks: Iterable[ByteRange]) -> bytes:
-    """Byte ranges, in any order, as ``CompiledKernel.launch`` takes them: sorted, those that touch or overlap made one."""
+    """Byte ranges, in any order, as ``CompiledKernel.launch`` takes them: sorted, overlapping ones made one."""
     merged: list[int] = []
     for low, high in sorted(blocks):
         if merged and low <= merged[-1]:

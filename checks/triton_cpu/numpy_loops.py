@@ -2,9 +2,9 @@
 
 Their last bits depend on the instructions of the machine and on numpy's version, so a compiled kernel agrees with the
 interpreter only by running the very same code. numpy keeps the address of each loop in the ufunc object, whose layout
-is part of its binary interface (``PyUFuncObject`` in ``ufuncobject.h``, unchanged from numpy 1 to 2); what is read there
-is compared with what the object says of itself, and the loop with the function, before it is used. If anything differs
-the loop is a function in Python that calls numpy.
+is part of its binary interface (``PyUFuncObject`` in ``ufuncobject.h``, unchanged from numpy 1 to 2); what is read
+there is compared with what the object says of itself, and the loop with the function, before it is used. If anything
+differs the loop is a function in Python that calls numpy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Inner = ctypes.CFUNCTYPE(
     ctypes.POINTER(ctypes.c_long),
     ctypes.c_void_p,
 )
-_DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
+_DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 FUNCTIONS = ("exp", "exp2", "log", "log2", "sin", "cos")
 
 

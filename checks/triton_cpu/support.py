@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from .build import shared_object
 
-_RANGES = np.dtype((np.uint64, 2))
-
 
 class Support:
     """Merges and sweeps records.
@@ -34,12 +32,12 @@ class Support:
 
     def merged(self, records: bytes, count: int, kinds: bytes, wanted: int) -> NDArray[np.uint64]:
         """Sorted, disjoint byte ranges, one a row, of records whose kind is in the bit set ``wanted``."""
-        ranges = np.empty(count, _RANGES)
+        ranges = np.empty((count, 2), np.uint64)
         return ranges[: _counted(self._merged(records, count, kinds, wanted, ranges.ctypes.data))]
 
     def disputed(self, records: bytes, count: int, kinds: bytes) -> NDArray[np.uint64]:
         """Sorted, disjoint byte ranges, one a row, that programs touch without being allowed to: all, and no others."""
-        ranges = np.empty(count, _RANGES)
+        ranges = np.empty((count, 2), np.uint64)
         return ranges[: _counted(self._disputed(records, count, kinds, ranges.ctypes.data))]
 
     def touching(self, records: bytes, count: int, ranges: NDArray[np.uint64]) -> NDArray[np.int64]:

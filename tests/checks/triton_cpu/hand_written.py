@@ -17,7 +17,6 @@ POINTER, I32, F32 = Pointer(Scalar("i32")), Scalar("i32"), Scalar("f32")
 
 #: Each program adds one to its four elements of the first argument and writes them to the second.
 ADD_ONE = """
-static void program(Launch *launch, const uint64_t *arguments, char *scratch, Run *runs, const int32_t *index, const int32_t *grid) {
   for (int i = 0; i < 4; i++) {
     uint64_t from = arguments[0] + 4 * (4 * index[0] + i), to = arguments[1] + 4 * (4 * index[0] + i);
     int32_t value = 0;
@@ -27,7 +26,6 @@ static void program(Launch *launch, const uint64_t *arguments, char *scratch, Ru
   }
   LOG_END(0);
   LOG_END(1);
-}
 """
 
 
@@ -36,10 +34,16 @@ def line(number: int, kind: AccessKind | None = None, **facts) -> AccessSite:
     return AccessSite((Site("kernel.py", number, "kernel"),), kind, 4, **facts)
 
 
+_HEAD = (
+    "static void program(Launch *launch, const uint64_t *arguments, char *scratch, Run *runs, "
+    "const int32_t *index, const int32_t *grid)"
+)
+
+
 def source(text: str, *sites: AccessSite, parameters=(POINTER, POINTER), loops=(), scratch=64) -> Source:
-    """What the emitter would hand over."""
+    """What the emitter would hand over, from the body of the program function."""
     header = f"#define SITES {len(sites)}\n#define SCRATCH_BYTES {scratch}\n"
-    return Source(header + text, tuple(parameters), sites, scratch, tuple(loops), False, {})
+    return Source(f"{header}{_HEAD} {{\n{text}}}\n", tuple(parameters), sites, scratch, tuple(loops), False, {})
 
 
 def built(found: Source, folder: Path, kinds=("*i32", "*i32"), *, audit=True) -> CompiledKernel:

@@ -130,9 +130,7 @@ def test_threads_do_not_share_logs(add_one):
 
 
 SPIN = """
-static void program(Launch *launch, const uint64_t *arguments, char *scratch, Run *runs, const int32_t *index, const int32_t *grid) {
   while (index[1] == 1) { SPEND_FUEL(0) }
-}
 """
 
 
@@ -164,12 +162,10 @@ def test_a_failed_assertion_names_line_program_and_message(tmp_path):
 
 
 PRINT = """
-static void program(Launch *launch, const uint64_t *arguments, char *scratch, Run *runs, const int32_t *index, const int32_t *grid) {
   int32_t lanes[3] = {index[0], 5, 6};
   uint16_t half = 0x3fc0;
   launch->print(0, 0, lanes);
   launch->print(0, 1, &half);
-}
 """
 
 
