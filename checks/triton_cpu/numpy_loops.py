@@ -1,4 +1,4 @@
-"""numpy's own inner loops for ``exp``, ``log`` and the like, called from C.
+"""numpy's own inner loops for ``exp``, sums, matrix products and the like, called from C.
 
 Their last bits depend on the instructions of the machine and on numpy's version, so a compiled kernel agrees with the
 interpreter only by running the very same code. numpy keeps the address of each loop in the ufunc object, whose layout
@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from .numpy_kinds import agrees, in_python, inputs
 
 #: The signature of an inner loop: arrays, number of lanes, strides in bytes, data of the loop.
 _Inner = ctypes.CFUNCTYPE(
@@ -25,8 +26,11 @@ _Inner = ctypes.CFUNCTYPE(
     ctypes.POINTER(ctypes.c_long),
     ctypes.c_void_p,
 )
-_DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
-FUNCTIONS = ("exp", "exp2", "log", "log2", "sin", "cos")
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "f16": np.dtype(np.float16),
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+}
 
 
 class Loop(ctypes.Structure):
@@ -57,70 +61,42 @@ def loop(function: str, element: str) -> Loop:
     """An inner loop of numpy.
 
     Args:
-        function: one of ``FUNCTIONS``.
-        element: ``"f32"`` or ``"f64"``.
+        function: one of those that ``numpy_kinds`` names.
+        element: ``"f16"``, ``"f32"`` or ``"f64"``.
     """
     found = _from_object(function, element)
-    if found is not None and _agrees(found, function, element):
+    if found is not None and agrees(functools.partial(_run, found), function, _DTYPES[element]):
         return found
     return _through_python(function, element)
 
 
 def _from_object(function: str, element: str) -> Loop | None:
     """The loop whose address the ufunc holds; None if its layout is not the one known."""
-    ufunc, code = getattr(np, function), _DTYPES[element].char
+    ufunc, dtype = getattr(np, function), _DTYPES[element]
     fields = _UFunc.from_address(id(ufunc) + object.__basicsize__)
     if (fields.nin, fields.nout, fields.nargs, fields.ntypes) != (ufunc.nin, ufunc.nout, ufunc.nargs, ufunc.ntypes):
         return None
     if not fields.name or fields.name.decode() != function or not fields.functions or not fields.types:
         return None
-    index = ufunc.types.index(f"{code}->{code}")
-    number = _DTYPES[element].num
-    if [ord(fields.types[2 * index + side]) for side in (0, 1)] != [number, number]:
+    index = ufunc.types.index(f"{dtype.char * inputs(function)}->{dtype.char}")
+    sides = range(ufunc.nargs * index, ufunc.nargs * (index + 1))
+    if any(ord(fields.types[side]) != dtype.num for side in sides):
         return None
     return Loop(fields.functions[index], fields.data[index] if fields.data else None)
 
 
-def _agrees(found: Loop, function: str, element: str) -> bool:
-    """Whether a loop gives numpy's own bits for values of every size and sign."""
+def _run(found: Loop, arrays: Sequence[int], dimensions: Sequence[int], strides: Sequence[int]) -> None:
     assert found.run is not None
-    values = _samples(_DTYPES[element])
-    results = np.empty_like(values)
-    arrays = (ctypes.c_void_p * 2)(values.ctypes.data, results.ctypes.data)
-    strides = (ctypes.c_long * 2)(values.itemsize, values.itemsize)
-    with np.errstate(all="ignore"):
-        _Inner(found.run)(arrays, ctypes.c_long(len(values)), strides, found.data)
-        expected = getattr(np, function)(values)
-    return bool(results.tobytes() == expected.tobytes())
+    pointers = (ctypes.c_void_p * len(arrays))(*arrays)
+    counts, steps = (ctypes.c_long * len(dimensions))(*dimensions), (ctypes.c_long * len(strides))(*strides)
+    _Inner(found.run)(pointers, counts, steps, found.data)
 
 
-def _samples(dtype: np.dtype[Any]) -> NDArray[Any]:
-    """About 1,000 numbers: from the smallest to the largest of both signs, and what is not a number."""
-    limits = np.finfo(dtype)
-    sizes = np.exp2(np.linspace(limits.minexp + 1, limits.maxexp - 1, 400))
-    near = np.linspace(-20, 20, 201)
-    edges = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, limits.smallest_subnormal, limits.max])
-    return np.concatenate([sizes, -sizes, near, edges]).astype(dtype)
-
-
-_callbacks: dict[tuple[str, str], Callable[..., None]] = {}
+_callbacks: dict[tuple[str, str], Any] = {}
 
 
 def _through_python(function: str, element: str) -> Loop:
     """A loop that calls numpy through Python; it lives as long as the process."""
-    dtype, ufunc = _DTYPES[element], getattr(np, function)
-
-    def run(arrays: Any, lanes: Any, strides: Any, data: Any) -> None:
-        views = [
-            np.ndarray((lanes[0],), dtype, _memory(arrays[side], lanes[0] * dtype.itemsize), 0, (strides[side],))
-            for side in (0, 1)
-        ]
-        with np.errstate(all="ignore"):
-            ufunc(views[0], out=views[1])
-
-    callback = _callbacks[function, element] = _Inner(run)
+    run = in_python(function, _DTYPES[element])
+    callback = _callbacks[function, element] = _Inner(lambda arrays, lanes, strides, data: run(arrays, lanes, strides))
     return Loop(ctypes.cast(callback, ctypes.c_void_p), None)
-
-
-def _memory(address: int, size: int) -> Any:
-    return (ctypes.c_char * size).from_address(address)
