@@ -41,12 +41,10 @@ def float_to_integer(program: Program, operation: Operation, operands: list[str]
     return f"(({c_type(target)})(f64_to_{wide}({value}){mask}))"
 
 
-@expression("arith.extf", "arith.truncf", "tt.fp_to_fp")
+@expression("arith.extf", "arith.truncf")
 def between_floats(program: Program, operation: Operation, operands: list[str]) -> str:
     """Another float format: exact if wider, else to nearest even."""
     source, target = operation.operands[0].element, operation.results[0].element
-    if operation.attributes.get("rounding", "rtne") != "rtne":
-        raise program.unsupported(operation, f"rounding {operation.attributes['rounding']}")
     value = widened(source, operands[0])
     if c_type(target) == "double":
         return f"((double){value})"

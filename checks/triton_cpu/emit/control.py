@@ -12,8 +12,6 @@ from .program import Program
 from .registry import expression, statement
 from .scalars import c_type, element_of, unsigned
 
-_AXES = {"x": 0, "y": 1, "z": 2}
-
 
 def assign(program: Program, targets: Sequence[Value], sources: Sequence[Value]) -> None:
     """Gives values to loop variables or block arguments, all at once: each source is read before any target changes."""
@@ -169,23 +167,16 @@ def conditional_loop(program: Program, operation: Operation) -> None:
         _body(program, after, tested)
 
 
-def _axis(program: Program, operation: Operation) -> int:
-    axis = operation.attributes["axis"]
-    if axis not in _AXES:
-        raise program.unsupported(operation, f"along {axis}")
-    return _AXES[str(axis)]
-
-
 @expression("tt.get_program_id")
 def program_id(program: Program, operation: Operation, operands: list[str]) -> str:
     """The place of this program in the grid."""
-    return f"index[{_axis(program, operation)}]"
+    return f"index[{operation.attributes['axis']}]"
 
 
 @expression("tt.get_num_programs")
 def program_count(program: Program, operation: Operation, operands: list[str]) -> str:
     """The size of the grid."""
-    return f"grid[{_axis(program, operation)}]"
+    return f"grid[{operation.attributes['axis']}]"
 
 
 @statement("gpu.barrier", "ttg.barrier", "ttg.local_barrier", "llvm.intr.assume")
