@@ -1,5 +1,37 @@
 """The emitter: importing it registers the rule of each operation."""
 
-from . import casts, constants, control, elementwise, functions, memory
+from . import (
+    casts,
+    constants,
+    control,
+    elementwise,
+    float8,
+    functions,
+    gather,
+    library,
+    mapping,
+    matmul,
+    memory,
+    reduction,
+    scan,
+    shape,
+    sorting,
+)
 
-__all__ = ["casts", "constants", "control", "elementwise", "functions", "memory"]
+__all__ = [
+    "casts",
+    "constants",
+    "control",
+    "elementwise",
+    "float8",
+    "functions",
+    "gather",
+    "library",
+    "mapping",
+    "matmul",
+    "memory",
+    "reduction",
+    "scan",
+    "shape",
+    "sorting",
+]

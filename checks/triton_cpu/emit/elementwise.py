@@ -6,6 +6,7 @@ operation gives the correctly rounded result. Integers wrap. What C leaves undef
 
 from __future__ import annotations
 
+from ..errors import Unsupported
 from ..ir import Operation, Scalar
 from .program import Program
 from .registry import expression, statement
@@ -17,6 +18,8 @@ def widened(element: Element, lane: str) -> str:
     name = getattr(element, "name", "")
     if name == "bf16":
         return f"bf16_to_f32({lane})"
+    if name.startswith("f8"):
+        return f"float8_to_f32({name.upper()}, {lane})"
     return f"((float){lane})" if name == "f16" else lane
 
 
@@ -25,6 +28,8 @@ def narrowed(program: Program, element: Element, value: str) -> str:
     name = getattr(element, "name", "")
     if name == "bf16":
         return f"{'f32_to_bf16_truncated' if program.unit.options.truncate_bf16 else 'f32_to_bf16'}({value})"
+    if name.startswith("f8"):
+        raise Unsupported(f"arithmetic in {name}")
     return f"(({c_type(element)}){value})"
 
 

@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include "numbers.h"
+#include "float8.h"
+#include "library.h"
 
 /* Adjacent bytes that one site accessed in one program, in the order in which the sites finished. */
 typedef struct {

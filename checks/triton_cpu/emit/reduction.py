@@ -1,0 +1,133 @@
+"""``tt.reduce``: any function of two elements, folded along an axis.
+
+The order is the interpreter's, so that sums agree to the last bit. What ``tl.sum``, ``tl.max`` and ``tl.min`` say it
+gives to numpy, and so do we: along the fastest axis numpy's own inner loop sums in pairs, along any other it adds one
+row after another. Everything else is folded element by element, in the order of the axis. A GPU folds in a tree of its
+own, which for float sums differs in the last bits.
+"""
+
+from __future__ import annotations
+
+from ..ir import Operation, Scalar, Value
+from .numpy_calls import call_loop
+from .program import Program
+from .regions import Axis, arguments_of, axis_of, call, set_lanes
+from .registry import statement
+from .scalars import Element, c_type, size
+
+#: Functions of Triton's library that the interpreter hands to numpy, by the one operation of which they consist.
+_BY_NUMPY = {"arith.addf": "add", "arith.maxnumf": "fmax", "arith.minnumf": "fmin"}
+_LIBRARY = "triton/language/standard.py"
+
+
+@statement("tt.reduce")
+def reduce(program: Program, operation: Operation) -> None:
+    """Folds tensors along an axis; what remains is smaller tensors, or scalars."""
+    function = _numpy_function(operation)
+    if function is None:
+        _fold(program, operation)
+    else:
+        _fold_by_numpy(program, operation, function)
+
+
+def _numpy_function(operation: Operation) -> str | None:
+    body = operation.regions[0].blocks[0].operations
+    known = operation.operands[0].element in (Scalar("f16"), Scalar("f32"), Scalar("f64"))
+    return _BY_NUMPY.get(body[0].name) if len(body) == 2 and known and _from_library(_first(operation)) else None
+
+
+def _from_library(operation: Operation) -> bool:
+    """Whether it is written in Triton's library, not in a function of the user's that looks the same."""
+    return bool(operation.location) and operation.location[0].file.endswith(_LIBRARY)
+
+
+def _fold_by_numpy(program: Program, operation: Operation, function: str) -> None:
+    """A sum begins with zero, a maximum with the first element."""
+    (operand,), (result,) = operation.operands, operation.results
+    axis, kind = axis_of(operation), c_type(operand.element)
+    source, target = program.array(operand), program.array(result)
+    loop = program.loop(function, operand.element)
+    first = 0 if function == "add" else 1
+    with program.block(f"for (int32_t outer = 0; outer < {axis.outer}; outer++)"):
+        program.line(f"{kind} *const row = {source} + outer * {axis.length * axis.inner};")
+        program.line(f"{kind} *const fold = {target} + outer * {axis.inner};")
+        with program.lanes(axis.inner, "k"):
+            program.line(f"fold[k] = {'row[k]' if first else '0'};")
+        _numpy_steps(program, loop, axis, first, size(operand.element))
+
+
+def _numpy_steps(program: Program, loop: str, axis: Axis, first: int, width: int) -> None:
+    """Along the fastest axis one call folds all; else each call adds one row."""
+    if axis.length == first:
+        return
+    if axis.inner == 1:
+        call_loop(program, loop, ("fold", f"row + {first}", "fold"), (axis.length - first,), (0, width, 0))
+        return
+    with program.block(f"for (int32_t along = {first}; along < {axis.length}; along++)"):
+        row = f"row + along * {axis.inner}"
+        call_loop(program, loop, ("fold", row, "fold"), (axis.inner,), (width, width, width))
+
+
+def _fold(program: Program, operation: Operation) -> None:
+    """Element by element, each the right operand of the function."""
+    axis, arguments = axis_of(operation), arguments_of(operation)
+    count = len(operation.operands)
+    so_far, next_one = arguments[:count], arguments[count:]
+    if _takes_any_of_equals(operation):
+        so_far, next_one = next_one, so_far  # so that the first of equals stays
+    names, others = ([program.storage(value) for value in values] for values in (so_far, next_one))
+    watch = NanWatch(program, operation)
+    with (
+        program.block(f"for (int32_t outer = 0; outer < {axis.outer}; outer++)"),
+        program.lanes(axis.inner, "inner"),
+    ):
+        set_lanes(program, names, operation.operands, axis.lane("outer", "0", "inner"))
+        watch.check(names)
+        with program.block(f"for (int32_t along = 1; along < {axis.length}; along++)"):
+            set_lanes(program, others, operation.operands, axis.lane("outer", "along", "inner"))
+            watch.check(others)
+            call(program, operation, names)
+        for result, name in zip(operation.results, names, strict=True):
+            place = f"[outer * {axis.inner} + inner]" if result.shape is not None else ""
+            program.line(f"{program.storage(result)}{place} = {name};")
+
+
+def _takes_any_of_equals(operation: Operation) -> bool:
+    """Whether it is the library's argmax or argmin that may return any of several equal elements."""
+    names = [part.name for part in operation.regions[0].blocks[0].operations]
+    fast = names[1:] == ["arith.select", "arith.select", "tt.reduce.return"]
+    return fast and names[0] in ("arith.cmpf", "arith.cmpi") and _from_library(_first(operation))
+
+
+def _first(operation: Operation) -> Operation:
+    return operation.regions[0].blocks[0].operations[0]
+
+
+class NanWatch:
+    """Reports each NaN that a reduction compares: its place decides the result, differently on every machine.
+
+    Triton's interpreter skips NaNs in argmax and argmin; the function as it is written, folded in order or in a GPU's
+    tree, does not.
+    """
+
+    def __init__(self, program: Program, operation: Operation) -> None:
+        arguments, count = arguments_of(operation), len(operation.operands)
+        places = {arguments.index(value) % count for value in _compared(operation) if value in arguments}
+        self._program = program
+        self._operands = [(place, operation.operands[place].element) for place in sorted(places)]
+        self._site = program.site(operation) if places else -1
+
+    def check(self, names: list[str]) -> None:
+        """Writes the check of one element, given as C variables."""
+        if self._operands:
+            nan = " || ".join(_is_nan(names[place], element) for place, element in self._operands)
+            self._program.line(f"if ({nan}) nan_seen(launch, {self._site});")
+
+
+def _compared(operation: Operation) -> list[Value]:
+    parts = (part for part in operation.regions[0].walk() if part.name == "arith.cmpf")
+    return [value for part in parts for value in part.operands]
+
+
+def _is_nan(name: str, element: Element) -> str:
+    return f"({name} & 0x7fff) > 0x7f80" if element == Scalar("bf16") else f"{name} != {name}"
