@@ -1,0 +1,102 @@
+"""Triton's own front end as a library: a kernel and the types of its arguments in, printed TTIR out.
+
+It needs neither a GPU nor a driver: the code generator is asked for an H100's code and stopped before anything depends
+on the GPU. Only passes that keep what each operation computes are run: inlining, folding of constants, removal of
+common and dead operations, and the lowering of block pointers and tensor descriptors to plain pointers. Nothing is
+specialised on values of arguments, so one variant serves all of a type.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import traceback
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from triton._C.libtriton import ir, passes
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import ASTSource, make_backend
+from triton.runtime.jit import JITFunction
+
+from .errors import Unsupported
+
+_TARGET = GPUTarget("cuda", 90, 32)
+
+#: Triton's parser and printer are used by one thread at a time.
+_lock = threading.RLock()
+
+
+def ttir(
+    kernel: JITFunction[Any],
+    signature: Mapping[str, Any],
+    constants: Mapping[str | tuple[int, ...], Any] = MappingProxyType({}),
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
+    """Compile one variant of a kernel to TTIR with debug locations.
+
+    A tensor descriptor of rank n becomes several arguments: its base; n sizes and n strides as i64; whether it pads
+    with NaN as i1; since Triton 3.9 whether it rounds to TF32 as i1; then n sizes as i32 and n strides as i64 again.
+
+    Args:
+        kernel: a function decorated with ``triton.jit``.
+        signature: for each parameter its type as Triton writes it (``"*fp32"``, ``"i32"``,
+            ``"tensordesc<fp16[64,64]>"``), a tuple of such, or ``"constexpr"``.
+        constants: values of the parameters that are ``"constexpr"``, by name, or by path for those within tuples.
+        options: of the launch, as far as they concern the code: ``debug``, which keeps ``device_assert``,
+            ``sanitize_overflow``, ``num_warps``, …; others are ignored.
+
+    Raises:
+        triton.compiler.errors.CompilationError: Triton refuses the kernel; names the line.
+        Unsupported: the kernel is written in Gluon, which describes one kind of GPU.
+    """
+    if kernel.is_gluon():
+        raise Unsupported(f"the Gluon kernel {kernel.__name__}")
+    with _lock:
+        try:
+            return _compiled(kernel, dict(signature), dict(constants), dict(options))
+        except Exception as error:
+            _forget_frames(error)
+            raise
+
+
+def _compiled(
+    kernel: JITFunction[Any], signature: dict[str, Any], constants: dict[Any, Any], options: dict[str, Any]
+) -> str:
+    backend = _backend()
+    # Triton 3.9 warns if contraction of floating-point operations is left to it; it happens after TTIR.
+    parsed = backend.parse_options({"enable_fp_fusion": True, **options})
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    source = ASTSource(kernel, signature, constants)
+    functions = backend.get_codegen_implementation(parsed)
+    module = source.make_ir(_TARGET, parsed, functions, backend.get_module_map(), context)
+    _run_passes(module, context)
+    return str(module.str())
+
+
+def _run_passes(module: Any, context: Any) -> None:
+    manager = ir.pass_manager(context)
+    passes.common.add_inliner(manager)
+    if hasattr(passes.ttir, "add_rewrite_tensor_pointer"):  # until Triton 3.6; later there are no block pointers
+        passes.ttir.add_rewrite_tensor_pointer(manager)
+    passes.ttir.add_rewrite_tensor_descriptor_to_pointer(manager)
+    passes.common.add_canonicalizer(manager)
+    passes.common.add_cse(manager)
+    passes.common.add_symbol_dce(manager)
+    manager.run(module, "ttir")
+
+
+@functools.cache
+def _backend() -> Any:
+    return make_backend(_TARGET)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Let go of what the frames of an error hold: parts of a module that must not outlive Triton's context."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__cause__ or seen.__context__
