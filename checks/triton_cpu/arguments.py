@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .errors import Unsupported
 
@@ -19,20 +18,8 @@ _FORMATS = {
     "u8": "B7x", "u16": "H6x", "u32": "I4x", "u64": "Q", "fp16": "e6x", "bf16": "Q", "fp32": "f4x", "fp64": "d",
 }  # fmt: skip
 _FLOATS: dict[str, Any] = {"fp16": np.float16, "fp32": np.float32}
-_PADDINGS = {"zero": 0, "nan": 1}
-
-
-@dataclass(frozen=True)
-class Packed:
-    """The arguments of one launch.
-
-    Attributes:
-        words: 8 bytes for each parameter.
-        owned: memory that they point to and that lives as long as this.
-    """
-
-    words: bytes
-    owned: tuple[Any, ...] = ()
+#: Whether a descriptor pads with NaN; and, since Triton 3.9, whether it rounds to TF32.
+_FLAGS = 2 if "round_f32_to_tf32" in TensorDescriptor.__dataclass_fields__ else 1
 
 
 class Packer:
@@ -52,8 +39,8 @@ class Packer:
             (index, _CONVERTERS[kind[:4]]) for index, kind in enumerate(kinds) if kind[:4] in _CONVERTERS
         ]
 
-    def pack(self, values: Sequence[Any]) -> Packed:
-        """Addresses, numbers and tensor descriptors as bytes.
+    def pack(self, values: Sequence[Any]) -> bytes:
+        """Addresses, numbers and tensor descriptors, 8 bytes for each parameter of the compiled function.
 
         Raises:
             OverflowError: a number is too large for its declared type.
@@ -62,24 +49,23 @@ class Packer:
         if self._converted:
             return self._pack_converted(values)
         try:
-            return Packed(self._pack(*values))
+            return self._pack(*values)
         except (struct.error, OverflowError) as error:
             return self._pack_rounded(values, error)
 
-    def _pack_converted(self, values: Sequence[Any]) -> Packed:
+    def _pack_converted(self, values: Sequence[Any]) -> bytes:
         """With values that are not numbers to ``struct``."""
-        owned: list[Any] = []
         words: list[Any] = []
         converters = dict(self._converted)
         for index, value in enumerate(values):
-            words += converters[index](value, owned) if index in converters else (value,)
-        return Packed(self._pack(*words), tuple(owned))
+            words += converters[index](value) if index in converters else (value,)
+        return self._pack(*words)
 
-    def _pack_rounded(self, values: Sequence[Any], error: Exception) -> Packed:
+    def _pack_rounded(self, values: Sequence[Any], error: Exception) -> bytes:
         """Floats beyond the largest become infinite, as when a C compiler converts them; nothing else is let pass."""
         rounded = [_rounded(value, kind) for value, kind in zip(values, self._kinds, strict=True)]
         try:
-            return Packed(self._pack(*rounded))
+            return self._pack(*rounded)
         except struct.error:
             refused = OverflowError if all(isinstance(value, int | float) for value in values) else TypeError
             raise refused(f"arguments of types {self._kinds}: {error}") from error
@@ -90,7 +76,7 @@ def _format(kind: str) -> str:
         return "Q"
     if kind.startswith("tensordesc"):
         rank = _rank(kind)
-        return "Q" + "i4x" * rank + "q" * rank
+        return "Q" + "q" * 2 * rank + "?7x" * _FLAGS + "i4x" * rank + "q" * rank
     if kind not in _FORMATS:
         raise Unsupported(f"an argument of type {kind}, passed by value,")
     return _FORMATS[kind]
@@ -111,7 +97,7 @@ def _rounded(value: Any, kind: str) -> Any:
         return float(_FLOATS[kind](value))
 
 
-def _bfloat16(value: Any, owned: list[Any]) -> tuple[int]:
+def _bfloat16(value: Any) -> tuple[int]:
     """The upper half of a float32, rounded to nearest, ties to even."""
     with np.errstate(over="ignore"):
         bits = int(np.float32(value).view(np.uint32))
@@ -120,14 +106,12 @@ def _bfloat16(value: Any, owned: list[Any]) -> tuple[int]:
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 & 0xFFFF,)
 
 
-def _descriptor(value: Any, owned: list[Any]) -> tuple[int, ...]:
-    """The address of base, shape, strides and padding as int64; then shape and strides, as Triton passes them."""
+def _descriptor(value: Any) -> tuple[int, ...]:
+    """What Triton makes of it: base, shape, strides, flags; then shape and strides once more."""
     shape, strides = list(map(int, value.shape)), list(map(int, value.strides))
-    padding = _PADDINGS[getattr(value, "padding", "zero")]
-    numbers = (ctypes.c_int64 * (2 * len(shape) + 2))(value.base.data_ptr(), *shape, *strides, padding)
-    owned.append(numbers)
-    return (ctypes.addressof(numbers), *shape, *strides)
+    flags = [value.padding == "nan", getattr(value, "round_f32_to_tf32", False)][:_FLAGS]
+    return (value.base.data_ptr(), *shape, *strides, *flags, *shape, *strides)
 
 
 #: By the first letters of a type.
-_CONVERTERS: dict[str, Callable[[Any, list[Any]], tuple[int, ...]]] = {"bf16": _bfloat16, "tens": _descriptor}
+_CONVERTERS: dict[str, Callable[[Any], tuple[int, ...]]] = {"bf16": _bfloat16, "tens": _descriptor}

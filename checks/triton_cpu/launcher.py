@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..events import ByteRange
 from ..findings import JSON
-from .arguments import Packed, Packer
+from .arguments import Packer
 from .build import shared_object
 from .emit.source import Source
 from .log import LaunchResult
@@ -62,7 +62,7 @@ class CompiledKernel:
 
     def launch(
         self,
-        arguments: Packed,
+        arguments: bytes,
         grid: tuple[int, int, int],
         *,
         blocks: bytes,
@@ -89,7 +89,7 @@ class CompiledKernel:
             raise OverflowError(f"{self.name}: a grid of {grid} has 2**31 programs or more")
         mine = recorder()
         mine.begin(self.source.sites, grid, blocks, self._loops_address, fuel, poison)
-        self._run(mine.address, arguments.words, x, y, z, None if order is None else order.ctypes.data)
+        self._run(mine.address, arguments, x, y, z, None if order is None else order.ctypes.data)
         return mine.take(self.name, self._kinds)
 
 

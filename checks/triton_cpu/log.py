@@ -39,6 +39,18 @@ class Stop(enum.IntEnum):
     OUT_OF_MEMORY = 3
 
 
+@dataclass(frozen=True)
+class StrayLanes:
+    """Lanes of one access of one program that lie outside of all memory: the hull of their bytes, and their number."""
+
+    kind: AccessKind
+    site: Site
+    program: int
+    low: int
+    high: int
+    lanes: int
+
+
 @dataclass(slots=True)
 class _Stopped:
     reason: Stop
@@ -92,19 +104,29 @@ class LaunchResult:
         merged = support().merged(self.log, self._count, self.kinds, wanted)
         return [(low, high) for low, high in merged.tolist()]
 
-    def conflicts(self) -> list[Conflict]:
+    def conflicts(self) -> tuple[list[Conflict], list[Site]]:
         """Conflicts between programs, one for each pair of lines, judged as those of an interpreted launch.
 
         Of a launch with very many conflicting accesses a part is judged, some of each line.
+
+        Returns:
+            The conflicts, and the lines that their sites are numbers of.
         """
         if not self.log:
-            return []
+            return [], []
         disputed = support().disputed(self.log, self._count, self.kinds)
-        return conflicts(self._kernel_log(disputed[:_JUDGED])) if len(disputed) else []
+        if not len(disputed):
+            return [], []
+        log = self._kernel_log(disputed[:_JUDGED])
+        return conflicts(log), log.sites
 
-    def kernel_sites(self) -> list[Site]:
-        """The line of each site, as it is called in a conflict."""
-        return [place_of(site) for site in self.sites]
+    def stray_lanes(self) -> list[StrayLanes]:
+        """The lanes outside of all memory, by access and program, with their lines."""
+        found = []
+        for low, high, site, program, lanes in self.strays.tolist():
+            kind = AccessKind(self.kinds[site])
+            found.append(StrayLanes(kind, place_of(self.sites[site]), program, low, high, lanes))
+        return found
 
     def index_of(self, program: int) -> tuple[int, int, int]:
         """Grid index of a program."""
@@ -130,7 +152,7 @@ class LaunchResult:
 
     def _kernel_log(self, disputed: NDArray[np.uint64]) -> KernelLog:
         numbers = _some_of_each(support().touching(self.log, self._count, disputed), self.records["site"])
-        places = self.kernel_sites()
+        places = [place_of(site) for site in self.sites]
         lines = {place: number for number, place in enumerate(dict.fromkeys(places))}
         accesses = [self._access(number, lines[places[self.records["site"][number]]]) for number in numbers.tolist()]
         return KernelLog(accesses, self._fences(), list(lines))

@@ -51,7 +51,7 @@ class Variant:
 
     function: JITFunction
     signature: Mapping[str, Any]
-    constants: Mapping[tuple[int, ...], Any]
+    constants: Mapping[str | tuple[int, ...], Any]
     options: Mapping[str, Any]
 
     @property
@@ -69,7 +69,7 @@ class Variant:
         Raises:
             Unstable: a constant is of a kind that has no stable text.
         """
-        constants = [f"{place}={_text(value)}" for place, value in sorted(self.constants.items())]
+        constants = [f"{place}={_text(value)}" for place, value in self.constants.items()]
         names = [f"{name}={_text(value)}" for name, value in sorted(self.options.items())]
         used = sorted(
             {(name, _text_of_global(value)) for (name, _), (value, _) in self.function.used_global_vals.items()}
@@ -151,12 +151,16 @@ class Binder:
     def variant(self, call: Call) -> Variant:
         """What the front end needs to know of a launch."""
         signature: dict[str, Any] = {}
-        constants: dict[tuple[int, ...], Any] = {}
+        constants: dict[str | tuple[int, ...], Any] = {}
         for index, (value, parameter) in enumerate(zip(call.values, self._parameters, strict=True)):
             kind = "constexpr" if parameter.constant else parameter.annotation or mangled(value, parameter.read_only)
             signature[parameter.name] = kind
             _constants(kind, value, (index,), constants)
         return Variant(self.function, signature, constants, call.options)
+
+    def alive(self) -> JITFunction | None:
+        """The kernel; None if it is gone."""
+        return self._function()
 
     @property
     def function(self) -> JITFunction:
@@ -223,7 +227,7 @@ def _take(value: Any, parameter: _Parameter, words: list[Any]) -> Any:
         words.append(value.data_ptr())
         return value.dtype
     found = mangled(value, parameter.read_only)
-    constants: dict[tuple[int, ...], Any] = {}
+    constants: dict[str | tuple[int, ...], Any] = {}
     _constants(found, value, (), constants)
     _words(found, value, words)
     return (found, *((place, constant_key(constant)) for place, constant in constants.items()))
@@ -251,7 +255,7 @@ def _words(kind: Any, value: Any, words: list[Any]) -> None:
         words.append(value.data_ptr() if hasattr(value, "data_ptr") else value)
 
 
-def _constants(kind: Any, value: Any, place: tuple[int, ...], found: dict[tuple[int, ...], Any]) -> None:
+def _constants(kind: Any, value: Any, place: tuple[int, ...], found: dict[str | tuple[int, ...], Any]) -> None:
     if isinstance(kind, tuple):
         for index, (inner, element) in enumerate(zip(kind, value, strict=True)):
             _constants(inner, element, (*place, index), found)

@@ -3,7 +3,8 @@
 ``@kernel`` makes an ordinary ``triton.JITFunction``, so kernels may call each other and Triton compiles them as
 usual. Only a launch whose tensors live on the CPU takes the other road: Triton's own interpreter, entered for
 that one launch. Triton's switch for it, ``TRITON_INTERPRET``, is read when a kernel is decorated and holds for the
-whole process; this module needs no environment variable and restores what it patches after each launch.
+whole process; this module needs no environment variable and restores what it patches after each launch. A tool that
+teaches Triton itself to run on the CPU says so by an attribute of its ``JITFunction.run``; it gets these launches too.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Kernel(JITFunction):  # type: ignore[misc]  # triton ships no type informa
 
     def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         """Launch over ``grid``; where it runs follows from the first tensor argument."""
-        if _on_cpu(args):
+        if _on_cpu(args) and not getattr(JITFunction.run, "runs_on_cpu", False):
             return interpret(self, grid, args, kwargs)
         return super().run(*args, grid=grid, warmup=warmup, **kwargs)
 

@@ -92,7 +92,7 @@ def test_without_checks_nothing_is_logged(tmp_path):
     result = run(kernel, one, other, 2, blocks=b"")
     assert other.tolist() == list(range(1, 9))
     assert not result.log
-    assert result.conflicts() == []
+    assert result.conflicts() == ([], [])
     assert result.ranges(write=True) == []
 
 

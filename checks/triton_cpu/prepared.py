@@ -1,0 +1,84 @@
+"""What is known about each kernel in this process: how it takes its arguments, and the variants built so far."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from triton.runtime.jit import JITFunction
+
+from .errors import Unsupported
+from .launcher import CompiledKernel, compiled
+from .variants import Binder, Call
+
+_ABSENT = object()
+
+
+class Prepared:
+    """One kernel.
+
+    Attributes:
+        binder: how it takes its arguments.
+    """
+
+    def __init__(self, function: JITFunction) -> None:
+        self.binder = Binder(function)
+        self._built: dict[tuple[Any, ...], CompiledKernel | Unsupported] = {}
+        self._lock = threading.Lock()
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """Take the arguments of a launch.
+
+        Raises:
+            TypeError: an argument is missing, given twice, or of a type that Triton does not take.
+            KeyError: a keyword is neither a parameter nor an option.
+            RuntimeError: a global variable has changed since the kernel was compiled, as Triton says it.
+        """
+        self._check_globals()
+        return self.binder.bind(args, kwargs)
+
+    def kernel(self, call: Call, *, audit: bool) -> CompiledKernel:
+        """The variant that a launch needs, built at its first use.
+
+        Raises:
+            Unsupported: it cannot be compiled for the CPU.
+        """
+        key = (audit, *call.key)
+        found = self._built.get(key)
+        if found is None:
+            found = self._build(key, call, audit)
+        if isinstance(found, Unsupported):
+            raise found.with_traceback(None)
+        return found
+
+    def _build(self, key: tuple[Any, ...], call: Call, audit: bool) -> CompiledKernel | Unsupported:
+        with self._lock:
+            if key not in self._built:
+                try:
+                    self._built[key] = compiled(self.binder.variant(call), audit=audit)
+                except Unsupported as error:
+                    self._built[key] = error
+            return self._built[key]
+
+    def _check_globals(self) -> None:
+        function = self.binder.function
+        for (name, _), (value, owner) in function.used_global_vals.items():
+            now = owner.get(name, _ABSENT)
+            if now is not value and now != value:
+                raise RuntimeError(
+                    f"Global variable {name} has changed since we compiled this kernel, from {value} to {now}"
+                )
+
+
+_prepared: dict[int, Prepared] = {}
+
+
+def prepared(function: JITFunction) -> Prepared:
+    """The one of a kernel. A dictionary of the kernels themselves would hash their sources at each launch."""
+    found = _prepared.get(id(function))
+    if found is None or found.binder.alive() is not function:
+        found = _prepared[id(function)] = Prepared(function)
+        weakref.finalize(function, _prepared.pop, id(function), None)
+    return found
