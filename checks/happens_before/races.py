@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..events import Space, Stack
+from ..events import OperationKind, Space, Stack
 from ..findings import Finding
 from .rules import Race, finding_of, race_between
-from .shadow import Access, Block, Place
+from .shadow import Access, Block, Operation, Place
 
 #: Code, both places, the allocation's place, and whether both accesses are certain.
 Key: TypeAlias = tuple[str, Place, Place, Space, Stack, bool]
@@ -64,8 +64,14 @@ class RaceLog:
 
 def _key(race: Race) -> Key:
     block = race.block
-    places = race.first.operation.place, race.second.operation.place
+    places = _place(race.first.operation), _place(race.second.operation)
     return race.code, *places, block.space, block.stack[:1], race.certain
+
+
+def _place(operation: Operation) -> Place:
+    """A line of the program is one place, though the host may touch memory in several ways there, one after another."""
+    kind, name, stack = operation.place
+    return kind, "" if kind is OperationKind.HOST_ACCESS and stack else name, stack
 
 
 def _rank(race: Race) -> _Rank:

@@ -5,8 +5,9 @@
 before it happens, so that the device may make progress in between, as it does on a real machine.
 
 Not seen is what reaches the memory without numpy: a ``memoryview``, ``struct.pack_into``, ``ctypes``, C code that takes
-the buffer. Unseen reads are missed; unseen writes to the source of an upload are found by :mod:`.snapshots`. Iteration
-over a one-dimensional array is told as one read of all of it, when it begins.
+the buffer. Unseen reads are missed; unseen writes to the source of an upload are found by :mod:`.snapshots`. What an
+ordinary array takes over is seen by :mod:`.assignments`. Iteration over a one-dimensional array is told as one read of
+all of it, when it begins.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from ..events import ByteRange
 from . import numpy_functions
+from . import numpy_namespace as namespace
 from .byte_ranges import Array, array_ranges, element_addresses, lane_ranges, selected_ranges
 from .patching import Patches
 from .runtime import Runtime
@@ -131,6 +133,24 @@ class TrackedArray(Tracked):
     def flat(self, value: Any) -> None:
         self.flat[:] = value
 
+    @property
+    def real(self) -> Any:
+        """See ``numpy.ndarray.real``."""
+        return super().real
+
+    @real.setter
+    def real(self, value: Any) -> None:
+        self.real[...] = value
+
+    @property
+    def imag(self) -> Any:
+        """See ``numpy.ndarray.imag``."""
+        return super().imag
+
+    @imag.setter
+    def imag(self, value: Any) -> None:
+        self.imag[...] = value
+
     # Copies are plain
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -188,6 +208,11 @@ class _TrackedFlat:
     def __iter__(self) -> Iterator[Any]:
         self._array.tell_all("ndarray.flat")
         return iter(plain(self._array).flat)
+
+    def __next__(self) -> Any:
+        if self._flat.index == 0:
+            self._array.tell_all("ndarray.flat")
+        return next(self._flat)
 
     def __getitem__(self, key: Any) -> Any:
         self._array.tell(self._ranges(key), "ndarray.flat", write=False)
@@ -284,6 +309,7 @@ def install(runtime: Runtime) -> Callable[[], None]:
     patches = Patches()
     patches.set(runtime, "wrap_array", lambda array: wrap(array, runtime))
     patches.update(np, {name: _conversion(getattr(np, name), runtime) for name in _CONVERSIONS})
+    patches.update(np, namespace.replacements())
     return patches.undo
 
 

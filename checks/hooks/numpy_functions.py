@@ -14,7 +14,7 @@ import numpy as np
 
 from ..events import ByteRange
 from .byte_ranges import array_ranges, element_addresses, lane_ranges, selected_ranges
-from .tracking import plain, tracked_in, untensored
+from .tracking import plain, tracked_in, untensored, untold
 
 
 def _named(names: str) -> frozenset[Any]:
@@ -23,7 +23,7 @@ def _named(names: str) -> frozenset[Any]:
 
 
 #: These look at shapes, types and addresses only.
-_METADATA = _named(
+METADATA = _named(
     "shape ndim size may_share_memory shares_memory result_type can_cast min_scalar_type common_type iscomplexobj "
     "isrealobj empty_like zeros_like ones_like full_like"
 )
@@ -53,7 +53,7 @@ def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if func in _VIEWS:
         return _call_for_views(func, args, kwargs)
     bare, named = plain(list(args)), plain(kwargs)
-    if func in _METADATA:
+    if func in METADATA:
         return func(*bare, **named)
     name = f"numpy.{func.__name__}"
     outputs = list(tracked_in(_output(func, args, kwargs)))
@@ -80,10 +80,12 @@ def _out_position(func: Any) -> int | None:
     if func in _OUT:
         return _OUT[func]
     try:
-        names = list(inspect.signature(func).parameters)
+        parameters = inspect.signature(func).parameters.values()
     except ValueError:
         return None
-    return names.index("out") if "out" in names else None
+    names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    takes_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    return names.index("out") if "out" in names and not takes_any else None
 
 
 def _read_ranges(
@@ -107,7 +109,8 @@ def _marked_ranges(func: Any, bare: list[Any], named: dict[str, Any]) -> list[By
 
 def _call_for_views(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     sources = list(tracked_in([*args, kwargs]))
-    result = func(*plain(list(args)), **plain(kwargs))
+    with untold():
+        result = func(*plain(list(args)), **plain(kwargs))
     results = result if isinstance(result, (list, tuple)) else [result]
     for source in sources:
         if not any(np.may_share_memory(array, plain(source)) for array in results):

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import numbers
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..events import ByteRange
+from .assignments import born, taken_over, used
 from .byte_ranges import array_ranges
 from .runtime import Runtime
+
+
+class _Quiet(threading.local):
+    depth = 0
+
+
+_quiet = _Quiet()
+
+
+@contextlib.contextmanager
+def untold() -> Iterator[None]:
+    """Nothing that the calling thread does with tracked arrays is told: numpy only looks at them."""
+    _quiet.depth += 1
+    try:
+        yield
+    finally:
+        _quiet.depth -= 1
 
 
 class Tracked(np.ndarray[Any, np.dtype[Any]]):
@@ -20,11 +40,17 @@ class Tracked(np.ndarray[Any, np.dtype[Any]]):
 
     def __array_finalize__(self, source: Any) -> None:
         self._runtime = getattr(source, "_runtime", None)
+        born(self)
+
+    def __del__(self) -> None:
+        if taken_over(self):
+            self.tell_all("numpy subscript")
 
     def tell(self, ranges: Sequence[ByteRange], name: str, *, write: bool) -> None:
         """Tell an access that is about to happen."""
+        used(self)
         runtime = self._runtime
-        if runtime is not None and runtime.active and ranges:
+        if runtime is not None and runtime.active and ranges and not _quiet.depth:
             runtime.host_access(ranges, write=write, name=name)
 
     def tell_all(self, name: str, *, write: bool = False) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils import dlpack
 
 from .layouts import tensor_ranges
 from .sides import move_to_device
@@ -115,7 +116,7 @@ def _numpy(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     return runtime.wrap_array(array) if tracked and runtime.wrap_array is not None else array
 
 
-@_handles(Tensor.tolist, Tensor.__repr__, Tensor.__reduce_ex__)
+@_handles(Tensor.tolist, Tensor.__repr__, Tensor.__format__, Tensor.__reduce_ex__)
 def _read(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Reads that no operator shows."""
     tensor = args[0]
@@ -178,17 +179,16 @@ def _set_data(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[s
     return func(*args, **kwargs)
 
 
-@_handles(torch.from_dlpack)
+@_handles(dlpack.from_dlpack)
 def _from_dlpack(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Of a device tensor it is an alias: nothing leaves the device."""
     if type(args[0]) is not DeviceTensor:
         return func(*args, **kwargs)
     alias = args[0].detach()
-    flags = {"copy": bool(kwargs.get("copy"))}
-    return alias.to(kwargs.get("device") or DEVICE, **flags)
+    return alias.to(kwargs.get("device") or DEVICE, copy=bool(kwargs.get("copy")))
 
 
-@_handles(torch.to_dlpack)
+@_handles(torch.utils.dlpack.to_dlpack)  # type: ignore[attr-defined]
 def _to_dlpack(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0].__dlpack__() if type(args[0]) is DeviceTensor else func(*args, **kwargs)
 

@@ -30,7 +30,7 @@ _MISSING = object()
 _ANSWERED: tuple[tuple[Any, str], ...] = (
     (torch, "tensor"), (torch, "as_tensor"), (torch, "asarray"), (torch.Tensor, "to"), (torch.Tensor, "cuda"),
     (torch.Tensor, "new_tensor"), (torch, "from_dlpack"), (torch.utils.dlpack, "from_dlpack"), (torch, "to_dlpack"),
-    (torch.utils.dlpack, "to_dlpack"),
+    (torch.utils.dlpack, "to_dlpack"), (torch.Tensor, "__reduce_ex__"),
 )  # fmt: skip
 #: Functions of torch that remember sets of its functions, and might remember ours.
 _REMEMBERING = ("get_ignored_functions", "get_testing_overrides", "_get_overridable_functions", "_get_tensor_methods")

@@ -127,6 +127,18 @@ def test_in_place_host_operation_is_one_finding(drive, codes):
     assert codes() == ["MRV203"]
 
 
+def test_a_line_of_the_host_is_one_place_in_however_many_ways_it_reads(drive, judge):
+    source, target = drive.device(), drive.pinned()
+    drive.download(drive.one, source=(source, 0, 64), target=(target, 0, 64))
+    drive.touch(20, reads=[(target, 0, 64)], name="numpy.greater")
+    drive.touch(20, reads=[(target, 8, 16)], name="ndarray.__getitem__")
+    (finding,) = judge.findings
+    assert "numpy.greater" in finding.title
+    assert finding.evidence["occurrences"] == 2
+    drive.touch(21, reads=[(target, 8, 16)], name="ndarray.__getitem__")
+    assert [finding.where[0].line for finding in judge.findings] == [20, 21]
+
+
 def test_copy_that_writes_or_reads_pinned_memory_in_place_is_a_use_like_a_kernels(drive, codes):
     """Through a device view of pinned memory, an upload can write to it and a download read from it."""
     target, source = drive.pinned(), drive.pinned()
