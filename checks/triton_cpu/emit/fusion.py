@@ -6,13 +6,11 @@ outside of its loop reads lives in a register; any other is stored as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ..ir import Function, Operation, Value
+from ..ir import Operation, Value
 from .registry import VIEWS
-
-Uses = Mapping[Value, tuple[Operation, ...]]
+from .scratch import Uses
 
 
 @dataclass(eq=False, slots=True)
@@ -42,6 +40,11 @@ class Pending:
         self.loops[number].operations.append(operation)
         self._loop_of[result] = number
 
+    def take(self) -> list[FusedLoop]:
+        """The loops, in order; none is left."""
+        loops, self.loops, self._loop_of = self.loops, [], {}
+        return loops
+
     def _earliest(self, value: Value, same_lane: bool = True) -> int:
         """Number of the first loop in which a value can be read."""
         if value in self._loop_of:
@@ -51,21 +54,6 @@ class Pending:
             return 0
         same_lane = same_lane and VIEWS[origin.name].keeps_lanes
         return max((self._earliest(operand, same_lane) for operand in origin.operands), default=0)
-
-
-def uses_of(function: Function) -> Uses:
-    """The operations that read each value, branches included."""
-    uses: dict[Value, list[Operation]] = {}
-    for operation in function.body.walk():
-        for value in _read_by(operation):
-            uses.setdefault(value, []).append(operation)
-    return {value: tuple(readers) for value, readers in uses.items()}
-
-
-def _read_by(operation: Operation) -> Iterator[Value]:
-    yield from operation.operands
-    for _, values in operation.successors:
-        yield from values
 
 
 def escapes(value: Value, loop: FusedLoop, uses: Uses) -> bool:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from ..errors import Unsupported
 from ..ir import Block, Function, Module, Operation, Pointer, Region, Tensor, Type, Value
-from .fusion import FusedLoop, Pending, escapes, uses_of
+from .fusion import FusedLoop, Pending, escapes
 from .registry import EXPRESSIONS, STATEMENTS, VIEWS
-from .scalars import Element, c_type, element_of, size
+from .scalars import Element, c_type, size
+from .scratch import Frame, Places, Scratch, Slot, uses_of
 from .source import AccessKind, AccessSite, Source
 
 #: A cheap expression is computed again at each use as long as it has no more parts than this.
@@ -70,6 +71,9 @@ class Program:
         self.function = function
         self.unit = unit
         self._uses = uses_of(function)
+        self._places = Places(function, self._uses)
+        self._scratch = Scratch(unit.scratch)
+        self._frames = [Frame(None, 0)]
         self._lines: list[str] = []
         self._depth = 1
         self._declarations: list[str] = []
@@ -101,7 +105,8 @@ class Program:
             yield
 
     def text(self) -> str:
-        """Declarations and lines so far."""
+        """Declarations and lines; the scratch that they need is claimed."""
+        self.unit.scratch = self._scratch.end
         return "\n".join([*self._declarations, *self._lines])
 
     # Values
@@ -127,7 +132,10 @@ class Program:
         """C name of a value: an array in scratch for a tensor, a variable for a scalar; declared at the first call."""
         if value not in self._names:
             self._names[value] = name = self._unused(value.name)
-            self._declare(name, element_of(value.type), value.lanes if isinstance(value.type, Tensor) else None)
+            if isinstance(value.type, Tensor):
+                self._hold(name, value)
+            else:
+                self._declare(name, value.element)
         return self._names[value]
 
     def alias(self, value: Value, name: str) -> None:
@@ -135,15 +143,18 @@ class Program:
         self._names[value] = name
 
     def fresh(self, element: Element, lanes: int | None = None, hint: str = "t") -> str:
-        """Storage that belongs to no value: an array if ``lanes`` is given, else a variable."""
+        """Storage that belongs to no value: a variable; if ``lanes`` is given an array, until the statement ends."""
         name = self._unused(hint)
-        self._declare(name, element, lanes)
+        if lanes is None:
+            self._declare(name, element)
+        else:
+            self._frames[-1].held.append((-1, self._place(name, element, lanes)))
         return name
 
     def reads(self, value: Value) -> frozenset[Value]:
         """The stored values that a lane of this one is computed from: itself, unless it is a view or computed again."""
         origin = value.origin
-        if origin is None or not (origin.name in VIEWS or value in self._weights):
+        if origin is None or not self._is_computed(value):
             return frozenset((value,))
         return frozenset().union(*(self.reads(operand) for operand in origin.operands))
 
@@ -156,14 +167,35 @@ class Program:
             self.line(f"{name}[i] = {self.lane(value)};")
 
     def array(self, value: Value) -> str:
-        """C name of an array that holds all lanes of a tensor, or the address of a scalar's variable."""
-        origin = value.origin
-        if origin is not None and (origin.name in VIEWS or value in self._weights):
-            name = self.fresh(element_of(value.type), value.lanes if isinstance(value.type, Tensor) else None)
-            self.copy(name, value)
-        else:
+        """C name of an array that holds all lanes of a tensor, or the address of a scalar's variable.
+
+        It may be read until the block ends. Only that of a stored value may be written, by whoever defines the value.
+        """
+        if not self._is_computed(value):
             name = self.storage(value)
+        elif isinstance(value.type, Tensor):
+            name = self._materialised(value)
+        else:
+            name = self.fresh(value.element)
+            self.copy(name, value)
         return name if isinstance(value.type, Tensor) else f"&{name}"
+
+    def _is_computed(self, value: Value) -> bool:
+        """Whether a value is computed at each use."""
+        return value in self._weights or (value.origin is not None and value.origin.name in VIEWS)
+
+    def _materialised(self, value: Value) -> str:
+        for frame in self._frames:
+            if value in frame.arrays:
+                return frame.arrays[value]
+        name, frame = self._unused(value.name), self._frames[-1]
+        slot = self._place(name, value.element, value.lanes)
+        self.copy(name, value)
+        if self._depth == frame.depth:
+            frame.arrays[value] = name
+        else:
+            frame.held.append((-1, slot))
+        return name
 
     def label(self, hint: str) -> str:
         """A name for something that is no value: a label, a counter."""
@@ -178,13 +210,27 @@ class Program:
         self._taken.add(name)
         return name
 
-    def _declare(self, name: str, element: Element, lanes: int | None) -> None:
-        kind = c_type(element)
-        if lanes is None:
-            self._declarations.append(f"  {kind} {name};")
-            return
-        self._declarations.append(f"  {kind} *restrict const {name} = ({kind} *)(scratch + {self.unit.scratch});")
-        self.unit.scratch += (lanes * size(element) + 63) // 64 * 64
+    def _declare(self, name: str, element: Element) -> None:
+        self._declarations.append(f"  {c_type(element)} {name};")
+
+    def _place(self, name: str, element: Element, lanes: int) -> Slot:
+        """Declares an array."""
+        slot, kind = self._scratch.take(lanes * size(element)), c_type(element)
+        self._declarations.append(f"  {kind} *const {name} = ({kind} *)(scratch + {slot.offset});")
+        return slot
+
+    def _hold(self, name: str, value: Value) -> None:
+        """Declares the array of a value, to be given back when nothing reads it any more."""
+        slot = self._place(name, value.element, value.lanes)
+        block = self._places.block_of(value)
+        last = None if block is None else self._places.last_read(value, block)
+        if last is not None:
+            next(frame for frame in self._frames if frame.block is block).held.append((last, slot))
+
+    def _release(self, frame: Frame, number: int) -> None:
+        """After an operation is written."""
+        self._scratch.give_back(slot for last, slot in frame.held if last <= number)
+        frame.held = [(last, slot) for last, slot in frame.held if last > number]
 
     # Operations
 
@@ -200,25 +246,35 @@ class Program:
     def block_operations(self, block: Block) -> Operation | None:
         """Writes the operations of a block up to its terminator, which is returned."""
         pending = Pending()
-        for operation in block.operations:
+        frame = Frame(block, self._depth)
+        self._frames.append(frame)
+        terminator = None
+        for number, operation in enumerate(block.operations):
             if operation.name in TERMINATORS:
-                self._flush(pending)
-                return operation
-            pending = self._write(operation, pending)
+                terminator = operation
+            elif self._write(operation, pending):
+                self._release(frame, number)
         self._flush(pending)
-        return None
+        self._leave()
+        return terminator
 
-    def _write(self, operation: Operation, pending: Pending) -> Pending:
+    def _leave(self) -> None:
+        """What a block holds stays until the operation around it is written, for the terminator reads it."""
+        frame = self._frames.pop()
+        self._frames[-1].held += [(-1, slot) for _, slot in frame.held]
+
+    def _write(self, operation: Operation, pending: Pending) -> bool:
+        """Writes an operation; returns whether all before it, and itself, are written now."""
         if operation.name in VIEWS:
-            return pending
+            return False
         if operation.name in EXPRESSIONS:
             self._compute(operation, pending)
-            return pending
+            return False
         if operation.name not in STATEMENTS:
             raise self.unsupported(operation)
         self._flush(pending)
         STATEMENTS[operation.name](self, operation)
-        return Pending()
+        return True
 
     def _compute(self, operation: Operation, pending: Pending) -> None:
         (result,) = operation.results
@@ -245,7 +301,7 @@ class Program:
         return 1 + sum(self._operand_weight(operand) for operand in value.origin.operands)
 
     def _flush(self, pending: Pending) -> None:
-        for loop in pending.loops:
+        for loop in pending.take():
             with self.lanes(loop.lanes):
                 self._fused(loop)
 
