@@ -52,7 +52,9 @@ class StrayLanes:
 
 
 @dataclass(slots=True)
-class _Stopped:
+class Stopped:
+    """Why, at which site, and in which program a launch ended early."""
+
     reason: Stop
     site: int
     program: int
@@ -84,7 +86,7 @@ class LaunchResult:
     stray_log: bytes
     nan_count: int
     nan_site: int
-    stopped: _Stopped | None
+    stopped: Stopped | None
 
     @property
     def records(self) -> NDArray[Any]:
@@ -112,16 +114,18 @@ class LaunchResult:
         Returns:
             The conflicts, and the lines that their sites are numbers of.
         """
-        if not self.log:
+        if not self.log or self.grid == (1, 1, 1):
             return [], []
         disputed = support().disputed(self.log, self._count, self.kinds)
-        if not len(disputed):
+        if disputed is None:
             return [], []
         log = self._kernel_log(disputed[:_JUDGED])
         return conflicts(log), log.sites
 
     def stray_lanes(self) -> list[StrayLanes]:
         """The lanes outside of all memory, by access and program, with their lines."""
+        if not self.stray_log:
+            return []
         found = []
         for low, high, site, program, lanes in self.strays.tolist():
             kind = AccessKind(self.kinds[site])

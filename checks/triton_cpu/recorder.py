@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from collections.abc import Sequence
+from ctypes import string_at
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from .emit.source import AccessSite
 from .ir import Scalar, Tensor, Type
-from .log import RECORD, STRAY, LaunchResult, Stop, _Stopped, grid_index
+from .log import RECORD, STRAY, LaunchResult, Stop, Stopped, grid_index
 from .support import support
 
 #: Buffers larger than this are given back after a launch.
@@ -58,6 +60,25 @@ class Launch(ctypes.Structure):
     )
 
 
+#: What tells what happened. The fields are read at once: one by one takes longer than a small launch.
+_OUTCOME = (
+    "records", "record_count", "record_capacity", "stored", "stored_count", "stored_capacity", "strays", "stray_count",
+    "scratch_capacity", "nan_count", "nan_site", "stopped", "stop_site", "program",
+)  # fmt: skip
+
+
+def _reader(fields: Sequence[str]) -> Any:
+    """A function that reads these fields of a ``Launch``, in their order in memory."""
+    layout = ""
+    for name, kind in Launch._fields_:
+        size = ctypes.sizeof(kind)
+        layout += ("i" if size == 4 else "Q" if kind is ctypes.c_void_p else "q") if name in fields else f"{size}x"
+    return struct.Struct(f"={layout}").unpack_from
+
+
+_outcome = _reader(_OUTCOME)
+
+
 class Recorder:
     """The buffers of one thread; a result is a copy of what is in them.
 
@@ -101,21 +122,23 @@ class Recorder:
 
     def take(self, kernel: str, kinds: bytes) -> LaunchResult:
         """What the launch did."""
-        launch = self._launch
-        stopped = launch.stopped
+        (
+            records, record_count, record_room, stored, stored_count, stored_room, strays, stray_count,
+            scratch_room, nan_count, nan_site, stopped, stop_site, program,
+        ) = _outcome(self._launch)  # fmt: skip
         result = LaunchResult(
             kernel,
             self._sites,
             kinds,
             self._grid,
-            _copy(launch.records, launch.record_count * RECORD.itemsize),
-            _copy(launch.stored, launch.stored_count),
-            _copy(launch.strays, launch.stray_count * STRAY.itemsize),
-            launch.nan_count,
-            launch.nan_site,
-            _Stopped(Stop(stopped), launch.stop_site, launch.program) if stopped else None,
+            string_at(records, record_count * RECORD.itemsize) if record_count else b"",
+            string_at(stored, stored_count) if stored_count else b"",
+            string_at(strays, stray_count * STRAY.itemsize) if stray_count else b"",
+            nan_count,
+            nan_site,
+            Stopped(Stop(stopped), stop_site, program) if stopped else None,
         )
-        if launch.record_capacity * RECORD.itemsize + launch.stored_capacity + launch.scratch_capacity > _KEEP:
+        if record_room * RECORD.itemsize + stored_room + scratch_room > _KEEP:
             self._release(self.address)
         return result
 
@@ -138,10 +161,6 @@ def recorder() -> Recorder:
     return found
 
 
-def _copy(address: int | None, size: int) -> bytes:
-    return ctypes.string_at(address, size) if address and size else b""
-
-
 def _array(kind: Type, lanes: int) -> NDArray[Any]:
     """The lanes of a value; a scalar has one."""
     shape = kind.shape if isinstance(kind, Tensor) else (1,)
@@ -149,5 +168,5 @@ def _array(kind: Type, lanes: int) -> NDArray[Any]:
     name = element.name if isinstance(element, Scalar) else ""
     dtype = np.dtype(_PRINTED.get(name, np.uint8 if name.startswith("f8") else np.uint64))
     count = int(np.prod(shape))
-    values = np.frombuffer(ctypes.string_at(lanes, count * dtype.itemsize), dtype).reshape(shape)
+    values = np.frombuffer(string_at(lanes, count * dtype.itemsize), dtype).reshape(shape)
     return (values.astype(np.uint32) << 16).view(np.float32) if name == "bf16" else values

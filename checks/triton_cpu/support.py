@@ -35,8 +35,13 @@ class Support:
         ranges = np.empty((count, 2), np.uint64)
         return ranges[: _counted(self._merged(records, count, kinds, wanted, ranges.ctypes.data))]
 
-    def disputed(self, records: bytes, count: int, kinds: bytes) -> NDArray[np.uint64]:
-        """Sorted, disjoint byte ranges, one a row, that programs touch without being allowed to: all, and no others."""
+    def disputed(self, records: bytes, count: int, kinds: bytes) -> NDArray[np.uint64] | None:
+        """Sorted, disjoint byte ranges, one a row, that programs touch without being allowed to: all, and no others.
+
+        Nearly always there are none; then the answer is None, and no array is made.
+        """
+        if not _counted(self._disputed(records, count, kinds, None)):
+            return None
         ranges = np.empty((count, 2), np.uint64)
         return ranges[: _counted(self._disputed(records, count, kinds, ranges.ctypes.data))]
 

@@ -95,14 +95,15 @@ static int64_t sweep(const Span *spans, int64_t count, uint64_t *ranges) {
       uint64_t others = against[span->kind] >> kind & 1 ? end_of_others(&reach[kind], span->program) : 0;
       if (others > end) end = others;
     }
+    if (end > span->low && !ranges) return 1;
     if (end > span->low) made = add(ranges, made, span->low, end < span->high ? end : span->high);
     extend(&reach[span->kind], span);
   }
   return made;
 }
 
-/* Sorted, disjoint byte ranges that programs dispute: `ranges` has room for one for each record. Returns how many, or -1
-   without memory. */
+/* Sorted, disjoint byte ranges that programs dispute: `ranges` has room for one for each record; without it, only
+   whether there are any. Returns how many, or -1 without memory. */
 int64_t disputed(const Record *records, int64_t count, const uint8_t *kinds, uint64_t *ranges) {
   uint64_t low = UINT64_MAX, high = 0; /* of all that is written: reads elsewhere dispute nothing */
   int several = 0;
