@@ -25,6 +25,10 @@ _PARTIAL: dict[str, tuple[int | None, int | None]] = {
     "aten::put_": (None, 0),
 }  # fmt: skip
 Ranges: TypeAlias = tuple[ByteRange, ...]
+#: Which tensor arguments share bytes: two positions, and the distance of their first bytes.
+Overlaps: TypeAlias = tuple[tuple[int, int, int], ...]
+#: Calls with more tensors than this are lists of unrelated ones.
+MAX_COMPARED = 8
 _NUMBERS = frozenset({int, float, bool})
 _CONSTANTS = frozenset({type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format})
 _MANY = frozenset({list, tuple, torch.Size})
@@ -41,9 +45,10 @@ class Call:
         plain: the same tensors as the kernel gets them.
         on_device: whether a device tensor is among them.
         key: equal for calls that touch memory in the same way and return the same shapes; None if that cannot be told.
+        overlaps: which of its device tensors share bytes; only of operators that write.
     """
 
-    __slots__ = ("_parts", "args", "key", "kwargs", "on_device", "operator", "plain", "tensors")
+    __slots__ = ("_parts", "args", "key", "kwargs", "on_device", "operator", "overlaps", "plain", "tensors")
 
     def __init__(self, operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self.operator = operator
@@ -57,6 +62,11 @@ class Call:
             self.kwargs = {name: self._take_named(name, value) for name, value in kwargs.items()}
         else:
             self.kwargs = kwargs
+        self.overlaps: Overlaps = ()
+        if operator.mutates and 1 < len(self.tensors) <= MAX_COMPARED:
+            self.overlaps = _overlaps(self.tensors)
+            if self.overlaps and self._parts is not None:
+                self._parts.append(self.overlaps)
         self.key: tuple[Any, ...] | None = None if self._parts is None else tuple(self._parts)
 
     def _take(self, value: Any, scalar: bool = False) -> Any:
@@ -95,6 +105,15 @@ class Call:
         if self._parts is not None:
             self._parts.append(name)
         return self._take(value, name in self.operator.scalars)
+
+    def device_writes(self) -> list[int]:
+        """Positions of the device tensors that it writes."""
+        written = self.written() if self.operator.mutates else ()
+        return [
+            index
+            for index, (tensor, raw) in enumerate(zip(self.tensors, self.plain, strict=True))
+            if type(tensor) is DeviceTensor and any(raw is other for other in written)
+        ]
 
     def take_generator(self) -> Any:
         """The generator that it was given; the kernel draws from another one."""
@@ -140,6 +159,24 @@ class Call:
         # A mask filled with one value needs no indices; the value itself is free on the host and a wait on the device.
         # Everywhere else a host value is uploaded from pageable memory first.
         return not on_host if fills_mask else bool(masks) or on_host
+
+
+def _overlaps(tensors: Sequence[Tensor]) -> Overlaps:
+    """Pairs of tensors that share bytes, and how many bytes the second begins after the first."""
+    found: list[tuple[int, int, int]] = []
+    extents: list[tuple[int, int]] = []
+    for index, tensor in enumerate(tensors):
+        if type(tensor) is not DeviceTensor:
+            extents.append((0, 0))
+            continue
+        face = tensor._face
+        low = face.address
+        high = low + face.layout.span
+        for other, (begin, end) in enumerate(extents):
+            if low < end and begin < high:
+                found.append((other, index, low - begin))
+        extents.append((low, high))
+    return tuple(found)
 
 
 def _replaced(value: Any, old: Tensor, new: Tensor) -> Any:
@@ -217,6 +254,28 @@ def kernel_now(call: Call, box: list[Any]) -> Callable[[], None]:
             box.append(compute(*args, **kwargs))
         except Exception as error:  # noqa: BLE001 - raised by the caller, who waits for it
             box.append(error)
+
+    return run
+
+
+def kernel_aside(
+    call: Call, written: Sequence[Tensor], finish: Callable[[list[Tensor], Any], None]
+) -> Callable[[], None]:
+    """The work of a call that may resize what it writes: it writes to copies, whose memory is nobody's.
+
+    Args:
+        call: the call.
+        written: plain tensors.
+        finish: gets the copies, in their order, and what the operator returned.
+    """
+    compute, args, kwargs = call.operator.compute, call.args, call.kwargs
+
+    def run() -> None:
+        given, named, copies = list(args), dict(kwargs), [tensor.clone() for tensor in written]
+        for old, new in zip(written, copies, strict=True):
+            given = [_replaced(value, old, new) for value in given]
+            named = {name: _replaced(value, old, new) for name, value in named.items()}
+        finish(copies, compute(*given, **named))
 
     return run
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,7 @@ class Operator:
         compute: runs it.
         compute_into: runs it with ``out=``, or None.
         writes: positions and names of the arguments it writes.
+        takes_out: it writes to arguments that it may resize.
         view: its outputs are views of its input.
         metadata: of its tensor arguments it reads the shape only.
         composite: it is made of other operators.
@@ -68,6 +69,7 @@ class Operator:
         short = schema.name.rpartition("::")[2]
         self.writes = [(i, a.name) for i, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write]
         self.mutates = bool(self.writes)
+        self.takes_out = any(a.is_out for a in arguments)
         reads_alias = any(a.alias_info and not a.alias_info.is_write for a in arguments)
         self.view = not self.mutates and (reads_alias or short in ("_unsafe_view", "_reshape_alias"))
         self.metadata = short.startswith("new_") or short.endswith("_like")
@@ -162,18 +164,19 @@ def operator_of(func: Any) -> Operator:
     return found
 
 
-def plan(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Output, ...]:
+def plan(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], overlaps: Any = ()) -> tuple[Output, ...]:
     """The outputs of a call.
 
     Args:
         operator: which.
         args: with plain tensors.
         kwargs: with plain tensors.
+        overlaps: equal if the same tensors share bytes in the same way.
 
     Raises:
         NoPlan: only running it would tell.
     """
-    key = _key(operator, args, kwargs)
+    key = (overlaps, _key(operator, args, kwargs))
     found = _plans.get(key)
     if found is None:
         aimed = {name: value for name, value in kwargs.items() if name not in ("pin_memory", "device")}
@@ -230,27 +233,50 @@ def infer(
         NoPlan: it cannot be run so.
     """
     if _size_of(args) + _size_of(kwargs.values()) <= MAX_STAND_IN:
-        try:
-            with _same_random_numbers(operator):
-                return _try(function, args, kwargs, torch.device("cpu"))
-        except Exception:  # noqa: BLE001, S110 - it may have disliked the values, which a meta kernel does not see
-            pass
+        for fill in (_ones_and_zeros, _identities):
+            try:
+                with _same_random_numbers(operator):
+                    return _try(function, args, kwargs, torch.device("cpu"), fill)
+            except Exception as error:  # noqa: BLE001 - it may have disliked the values
+                disliked = error
+        # What no values please is refused at the call, by the kernel itself; a meta kernel might let it pass.
+        raise NoPlan(str(disliked)) from disliked
     if operator is not None and operator.factory:
         kwargs = {**kwargs, "device": torch.device("meta")}
     try:
-        return _try(function, args, kwargs, torch.device("meta"))
+        return _try(function, args, kwargs, torch.device("meta"), lambda made: None)
     except Exception as error:
         raise NoPlan(str(error)) from error
 
 
-def _try(function: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> tuple[Output, ...]:
+def _ones_and_zeros(made: Tensor) -> None:
+    """Zero is an index of any table, and one a probability."""
+    _memory_of(made).fill_(1 if made.dtype.is_floating_point else 0)
+
+
+def _identities(made: Tensor) -> None:
+    """An identity can be inverted, and one is a length or a pivot."""
+    _memory_of(made).fill_(1)
+    if made.dim() >= 2 and made.is_contiguous() and (made.dtype.is_floating_point or made.dtype.is_complex):
+        made.copy_(torch.eye(made.shape[-2], made.shape[-1]).expand(made.shape))
+
+
+def _memory_of(made: Tensor) -> Tensor:
+    """All elements in memory, once each: torch fills no tensor whose elements share memory."""
+    return torch.empty(0, dtype=made.dtype).set_(made.untyped_storage())
+
+
+def _try(
+    function: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device, fill: Callable[[Tensor], None]
+) -> tuple[Output, ...]:
     models: list[Tensor] = []
+    stand_ins = _StandIns(device, [*_tensors(args), *_tensors(kwargs.values())])
 
     def model(value: Any) -> Any:
         if isinstance(value, Tensor):
-            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-            # Zero is an index of any table, and one a probability.
-            models.append(made.fill_(1 if value.dtype.is_floating_point else 0))
+            made = stand_ins.of(value)
+            fill(made)
+            models.append(made)
             return made
         if isinstance(value, (list, tuple)):
             return [model(item) for item in value]
@@ -262,6 +288,57 @@ def _try(function: Any, args: Sequence[Any], kwargs: dict[str, Any], device: tor
     result = function(*model_args, **model_kwargs)
     results = result if isinstance(result, (list, tuple)) else () if result is None else (result,)
     return tuple(_output(item, models, before) for item in results)
+
+
+class _StandIns:
+    """A stand-in for each tensor; those that share bytes have stand-ins that do, since some operators refuse it."""
+
+    def __init__(self, device: torch.device, tensors: Sequence[Tensor]) -> None:
+        self._device = device
+        self._made: dict[int, Tensor] = {}
+        if device.type == "cpu":
+            for together in _sharing(tensors):
+                self._make_shared(together)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The stand-in of a tensor; one object for one tensor."""
+        made = self._made.get(id(tensor))
+        if made is None:
+            shape, stride = tensor.shape, tensor.stride()
+            made = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=self._device)
+            self._made[id(tensor)] = made
+        return made
+
+    def _make_shared(self, tensors: Sequence[Tensor]) -> None:
+        base = min(tensor.data_ptr() for tensor in tensors)
+        end = max(tensor.data_ptr() + layout_of(tensor).span for tensor in tensors)
+        memory = torch.empty(end - base, dtype=torch.uint8).untyped_storage()
+        for tensor in tensors:
+            offset = (tensor.data_ptr() - base) // tensor.dtype.itemsize
+            made = torch.empty(0, dtype=tensor.dtype).set_(memory, offset, tensor.shape, tensor.stride())
+            self._made[id(tensor)] = made
+
+
+def _sharing(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Groups of different tensors of one type that share bytes."""
+    groups: list[list[Tensor]] = []
+    end, last = 0, None
+    for tensor in sorted({id(tensor): tensor for tensor in tensors}.values(), key=lambda tensor: tensor.data_ptr()):
+        address, span = tensor.data_ptr(), layout_of(tensor).span
+        if address < end and tensor.dtype == last:
+            groups[-1].append(tensor)
+        else:
+            groups.append([tensor])
+        end, last = max(end, address + span), tensor.dtype
+    return [group for group in groups if len(group) > 1]
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
 
 
 def _size_of(values: Iterable[Any]) -> int:

@@ -7,6 +7,7 @@ output looks like) is computed once per layout and then found by identity. That 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -78,6 +79,15 @@ def intern_layout(shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype
             _layouts.clear()
         found = _layouts[key] = Layout(torch.Size(shape), tuple(stride), dtype)
     return found
+
+
+def row_major(shape: Sequence[int], dtype: torch.dtype) -> Layout:
+    """The layout of a contiguous tensor."""
+    stride, step = [], 1
+    for size in reversed(shape):
+        stride.append(step)
+        step *= max(size, 1)
+    return intern_layout(torch.Size(shape), tuple(reversed(stride)), dtype)
 
 
 def layout_of(tensor: Tensor) -> Layout:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ..events import OperationKind
 from ..semantics import CAPTURE_CALLS, NOT_WAITING_OPERATORS, WAITING_OPERATORS, CaptureCall, isin_waits
-from .calls import INDEXING, Call, Ranges, Recipe, Touched, kernel, kernel_now, ranges_of
+from .calls import INDEXING, Call, Ranges, Recipe, Touched, kernel, kernel_aside, kernel_now, ranges_of
 from .custom import DeclaredCalls
-from .inference import Fresh, NoPlan, Output, Resized, Value, operator_of, plan
-from .layouts import Layout, layout_of, tensor_ranges
+from .inference import Fresh, NoPlan, Output, Resized, Same, Value, operator_of, plan
+from .layouts import Layout, layout_of, row_major, tensor_ranges
 from .storages import DeviceStorage, refuse_other_side
 from .tensor import DeviceTensor, Face, face_of, needs_device, plain_face, rebind, wrap
 from .threads import ABOVE_KERNELS, NoDispatch, NoFunctions, heres
@@ -136,7 +136,7 @@ class Operators:
         if waits:
             return self._run_now(call)
         try:
-            outputs = plan(operator, call.args, call.kwargs)
+            outputs = plan(operator, call.args, call.kwargs, call.overlaps)
         except NoPlan:
             return self._run_now(call, without_meta=True)
         return self._defer(call, outputs)
@@ -200,14 +200,37 @@ class Operators:
         return tensor
 
     def _defer(self, call: Call, outputs: Sequence[Output]) -> Any:
-        for output in outputs:
-            if isinstance(output, Resized):
-                self._reshape(call, output.index, output.layout)
+        if any(isinstance(output, Resized) for output in outputs):
+            return self._defer_resized(call, outputs)
         touched = Touched(call)
         simple = tuple(_simple(output) for output in outputs)
-        if not call.operator.random and not any(isinstance(output, Resized) for output in outputs):
+        if not call.operator.random:
             _remember(call, simple, touched)
         return self._follow(call, Recipe(simple, touched), touched)
+
+    def _defer_resized(self, call: Call, outputs: Sequence[Output]) -> Any:
+        """Some arguments get another shape: the kernel works aside, and the result goes to where they are by then."""
+        runtime, operator = self._runtime, call.operator
+        if operator.random or any(isinstance(output, Fresh) for output in outputs):
+            return self._run_now(call, without_meta=True)
+        moved = {output.index: output.layout for output in outputs if isinstance(output, Resized)}
+        touched = Touched(call)
+        before = [face_of(call.tensors[index]) for index in moved]  # type: ignore[arg-type]
+        reads = ranges_of(call, touched.reads) + ranges_of(call, tuple(moved))
+        writes = ranges_of(call, tuple(index for index in touched.writes if index not in moved))
+        after = [self._room(face, layout) for face, layout in zip(before, moved.values(), strict=True)]
+        for index, face in zip(moved, after, strict=True):
+            rebind(call.tensors[index], face)  # type: ignore[arg-type]
+            writes += face.ranges
+        targets = [face.raw for face in after]
+
+        def finish(copies: list[Tensor], result: Any) -> None:
+            for target, values in zip(targets, copies, strict=True):
+                target.copy_(values)
+
+        run = kernel_aside(call, [face.raw for face in before], finish)
+        runtime.enqueue(operator.name, OperationKind.KERNEL, run, reads, writes)
+        return operator.returned([_argument(call, output) for output in outputs])
 
     def _follow(self, call: Call, recipe: Recipe, touched: Touched) -> Any:
         """Allocate the outputs, enqueue the work, return."""
@@ -262,7 +285,8 @@ class Operators:
         touched = Touched(call)
         box: list[Any] = []
         generator = call.take_generator() if operator.random else None
-        run = kernel_now(call, box)
+        aside = call.device_writes() if operator.takes_out else ()
+        run = self._kernel_aside(call, aside, box) if aside else kernel_now(call, box)
         prepare = runtime.generators.seeded(run, generator) if operator.random else None
         operation = runtime.launch(
             queue, operator.name, OperationKind.KERNEL, run, ranges_of(call, touched.reads),
@@ -275,7 +299,41 @@ class Operators:
             raise result
         if without_meta:
             runtime.without_meta[operator.name] += 1
+        if aside:
+            copies, result = result
+            self._take_shapes(call, aside, copies)
         return self.given_back(call, result)
+
+    def _kernel_aside(self, call: Call, aside: Sequence[int], box: list[Any]) -> Callable[[], None]:
+        """Work that may resize what it writes; only values for memory that is large enough are written there."""
+        written = [call.plain[index] for index in aside]
+
+        def finish(copies: list[Tensor], result: Any) -> None:
+            for target, values in zip(written, copies, strict=True):
+                if values.shape == target.shape:
+                    target.copy_(values)
+            box.append((copies, result))
+
+        run = kernel_aside(call, written, finish)
+
+        def run_or_tell() -> None:
+            try:
+                run()
+            except Exception as error:  # noqa: BLE001 - raised by the caller, who waits for it
+                box.append(error)
+
+        return run_or_tell
+
+    def _take_shapes(self, call: Call, aside: Sequence[int], copies: Sequence[Tensor]) -> None:
+        """What was resized aside gets room for its values; what was not is what the call returns."""
+        for index, values in zip(aside, copies, strict=True):
+            tensor = call.tensors[index]
+            assert type(tensor) is DeviceTensor
+            if values.shape != tensor.shape:
+                face = self._room(face_of(tensor), layout_of(values))
+                face.raw.copy_(values)
+                rebind(tensor, face)
+            call.plain[index] = values
 
     def given_back(self, call: Call, result: Any) -> Any:
         """What a call returns that has run already: its arguments, or device memory with the values computed."""
@@ -304,8 +362,17 @@ class Operators:
         if not call.on_device:
             return self._on_host(call)
         target, source = call.tensors
+        if call.overlaps or target.shape != source.shape:
+            self._check_copy(call)
         non_blocking = call.args[2] if len(call.args) > 2 else call.kwargs.get("non_blocking", False)
         return self._runtime.copies.copy(target, source, non_blocking)
+
+    def _check_copy(self, call: Call) -> None:
+        """What the kernel would refuse is refused at the call."""
+        try:
+            plan(call.operator, call.args[:2], {}, call.overlaps)
+        except NoPlan as error:
+            raise error.__cause__ or error from None
 
     def _foreach_copy(self, call: Call) -> Any:
         if not call.on_device:
@@ -354,26 +421,47 @@ class Operators:
     def _resize(self, call: Call) -> Any:
         if not call.on_device:
             return self._on_host(call)
-        size = torch.Size(call.args[1])
-        model = torch.empty(size, dtype=call.plain[0].dtype, device="meta")
-        self._reshape(call, 0, layout_of(model))
-        return call.tensors[0]
-
-    def _reshape(self, call: Call, index: int, layout: Layout) -> None:
-        """Give a tensor another shape, in fresh memory if its own is too small."""
-        tensor = call.tensors[index]
+        tensor = call.tensors[0]
         assert type(tensor) is DeviceTensor
         old = face_of(tensor)
-        made = self.empty(layout)
-        new = face_of(made)
-        common = min(old.layout.nbytes, layout.nbytes) // layout.dtype.itemsize
-        if common and old.layout.contiguous:
-            target, source = new.raw.view(-1)[:common], old.raw.view(-1)[:common]
-            faces = [Face(raw, layout_of(raw), None, self._runtime) for raw in (target, source)]
-            self._runtime.copies._on_device(faces[0], faces[1])
-        Tensor.data.__set__(tensor, new.raw)  # type: ignore[attr-defined]
-        tensor._face = new
-        call.replace(old.raw, new.raw)
+        layout = _resized_layout(old.layout.dtype, *call.args[1:], **call.kwargs)
+        new = self._room(old, layout)
+        if new.owner is not old.owner:
+            self._move_elements(new, old)
+        rebind(tensor, new)
+        return tensor
+
+    def _room(self, face: Face, layout: Layout) -> Face:
+        """Where a tensor of this layout lies that takes the place of another: in the same memory, if it is enough."""
+        plain = face.raw.untyped_storage()
+        first = face.raw.storage_offset()
+        if first * layout.dtype.itemsize + layout.span <= plain.nbytes() and layout.span:
+            raw = torch.empty(0, dtype=layout.dtype).set_(plain, first, layout.shape, layout.stride)
+            return Face(raw, layout, face.owner, self._runtime)
+        return face_of(self.empty(layout))
+
+    def _move_elements(self, new: Face, old: Face) -> None:
+        """All elements behind the first one that fit, as they lie in memory."""
+        plain, first, size = old.raw.untyped_storage(), old.raw.storage_offset(), old.layout.dtype.itemsize
+        count = min(plain.nbytes() // size - first, new.layout.span // size)
+        if count:
+            flat = row_major((int(count),), old.layout.dtype)
+            raws = [face.raw.as_strided(flat.shape, flat.stride) for face in (new, old)]
+            target, source = (Face(raw, flat, None, self._runtime) for raw in raws)
+            self._runtime.copies._on_device(target, source)
+
+
+def _resized_layout(
+    dtype: torch.dtype, size: Sequence[int], memory_format: torch.memory_format | None = None
+) -> Layout:
+    if memory_format in (None, torch.contiguous_format):
+        return row_major(size, dtype)
+    return layout_of(torch.empty(torch.Size(size), dtype=dtype, device="meta", memory_format=memory_format))
+
+
+def _argument(call: Call, output: Output) -> Any:
+    """An output that is no new tensor."""
+    return call.tensors[output.index] if isinstance(output, Same | Resized) else getattr(output, "value", None)
 
 
 def _simple(output: Output) -> Layout | int | object:

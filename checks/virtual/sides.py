@@ -41,7 +41,7 @@ def move_to_device(tensor: Tensor, value: DeviceTensor) -> None:
     _exchange(tensor, lambda: wrap(plain_face(face.raw), face.owner, face.runtime, face.layout), DeviceTensor)
     tensor._face = Face(plain_face(face.raw), face.layout, face.owner, face.runtime)  # type: ignore[attr-defined]
     if is_parameter:
-        tensor._is_param = True  # type: ignore[attr-defined]
+        tensor._is_param = True
 
 
 def move_to_host(tensor: DeviceTensor, value: Tensor) -> None:
@@ -68,8 +68,8 @@ def _exchange(tensor: Tensor, make: Callable[[], Tensor], kind: type) -> None:
         if tensor._use_count() > 1:  # type: ignore[attr-defined]
             tensor.grad = gradient
             raise _kept(tensor, "a graph of autograd holds it")
-        tensor.__class__ = kind  # type: ignore[assignment]
-        torch._C._swap_tensor_impl(tensor, other)  # type: ignore[attr-defined]
+        tensor.__class__ = kind
+        torch._C._swap_tensor_impl(tensor, other)
     for name, value in hooks.items():
         if value is not None:
             setattr(tensor, name, value)
@@ -131,7 +131,7 @@ def reduce(tensor: DeviceTensor) -> Any:
     """How it is pickled: as torch pickles a CUDA tensor, so that it says where it was and ``map_location`` works."""
     state = _state(tensor)
     if _is_parameter(tensor):
-        arguments = (tensor.detach(), tensor.requires_grad, OrderedDict())
+        arguments: tuple[Any, ...] = (tensor.detach(), tensor.requires_grad, OrderedDict())
         if not state:
             return torch._utils._rebuild_parameter, arguments
         return torch._utils._rebuild_parameter_with_state, (*arguments, state)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .errors import UnsupportedOperationError, VirtualDeviceError
-from .layouts import intern_layout, layout_of
+from .layouts import intern_layout, layout_of, row_major
 from .streams import is_active
 from .tensor import DEVICE, DeviceTensor, Face, face_of, needs_device, wrap
 from .threads import below_modes
@@ -34,14 +34,14 @@ class DeviceStorage(_Base):
     """
 
     bytes: DeviceTensor
-    device = property(lambda self: DEVICE)  # type: ignore[assignment]
-    is_cuda = property(lambda self: True)  # type: ignore[assignment]
-    _cdata = property(lambda self: self.bytes._face.raw.untyped_storage()._cdata)  # type: ignore[assignment]
+    device = property(lambda self: DEVICE)
+    is_cuda = property(lambda self: True)
+    _cdata = property(lambda self: self.bytes._face.raw.untyped_storage()._cdata)
 
     @classmethod
     def over(cls, raw: Tensor, owner: object, runtime: Runtime) -> DeviceStorage:
         """A storage of the bytes of a plain tensor of type uint8; called below the modes."""
-        storage: DeviceStorage = torch._C.StorageBase.__new__(cls, 0)  # type: ignore[arg-type]
+        storage: DeviceStorage = torch._C.StorageBase.__new__(cls, 0)  # type: ignore[call-arg]
         storage.bytes = wrap(raw, owner, runtime)
         return storage
 
@@ -80,7 +80,7 @@ class DeviceStorage(_Base):
     # What it holds
 
     def __getitem__(self, index: Any) -> Any:
-        part = self.bytes[index]
+        part: Any = self.bytes[index]
         if not isinstance(index, slice):
             return part.item()
         with below_modes():
@@ -113,7 +113,7 @@ class DeviceStorage(_Base):
         self.bytes.fill_(value)
         return self
 
-    def copy_(self, source: Any, non_blocking: bool | None = None) -> DeviceStorage:
+    def copy_(self, source: Any, non_blocking: bool | None = None) -> DeviceStorage:  # type: ignore[override]
         """The values of another storage, on either side."""
         self.bytes.copy_(bytes_of(source), bool(non_blocking))
         return self
@@ -244,8 +244,7 @@ class Storages:
             refuse_other_side("cuda:0", "cpu")
         whole = face_of(storage.bytes)
         shape = (storage.nbytes() // dtype.itemsize,) if size is None else tuple(size)
-        model = torch.empty(shape, device="meta") if not stride else None
-        layout = intern_layout(torch.Size(shape), model.stride() if model is not None else tuple(stride), dtype)
+        layout = intern_layout(torch.Size(shape), tuple(stride), dtype) if stride else row_major(shape, dtype)
         begin = whole.raw.storage_offset() + storage_offset * dtype.itemsize
         if storage_offset * dtype.itemsize + layout.span > storage.nbytes() or begin % dtype.itemsize:
             raise VirtualDeviceError(

@@ -135,7 +135,7 @@ class DeviceTensor(Tensor):
     def set_(self, source: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Take other memory; given a part of a tensor, C++ would take its storage past us."""
         if source is None:
-            return super().set_()
+            return super().set_()  # type: ignore[call-overload]
         if args and isinstance(source, DeviceTensor):
             source = source.untyped_storage()
         return super().set_(source, *args, **kwargs)

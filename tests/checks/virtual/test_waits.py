@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ WAITS = {
     "repr": lambda a, i: repr(a),
     "range": lambda a, i: range(i[0]),
     "math": lambda a, i: math.sqrt(a[0]),
-    "pickle": lambda a, i: a.__reduce_ex__(2),
+    "pickle": lambda a, i: pickle.dumps(a),
     "tensor": lambda a, i: torch.tensor([1.0], device="cuda"),
     "new_tensor": lambda a, i: a.new_tensor([1.0]),
     "arange of a device number": lambda a, i: torch.arange(i[1], device="cuda"),
@@ -68,7 +69,7 @@ DOES_NOT_WAIT = {
     "slice = number": lambda a, i: a.__setitem__(slice(3), 2.0),
     "device index = device number": lambda a, i: a.__setitem__(i, ones()),
     "index_fill_": lambda a, i: a.index_fill_(0, i, 1.0),
-    "index_put_": lambda a, i: a.index_put_((i,), a[:3]),
+    "index_put_": lambda a, i: a.index_put_((i,), a[:3].clone()),
     "scatter_": lambda a, i: a.scatter_(0, i, 1.0),
     "masked_scatter": lambda a, i: a.masked_scatter(a > 2, a),
     "masked_fill": lambda a, i: a.masked_fill(a > 2, 1.0),
