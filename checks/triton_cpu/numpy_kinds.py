@@ -124,5 +124,5 @@ def _run_product(
 
 def _array(address: int, dtype: np.dtype[Any], shape: Sequence[int], strides: Sequence[int]) -> NDArray[Any]:
     span = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + dtype.itemsize
-    memory = (ctypes.c_char * span).from_address(address)
+    memory: Any = (ctypes.c_char * span).from_address(address)
     return np.ndarray(tuple(shape), dtype, memory, 0, tuple(strides))

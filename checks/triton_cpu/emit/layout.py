@@ -52,9 +52,9 @@ def _followed(value: Value) -> list[Value]:
 def _keeps_order(operation: Operation) -> bool:
     """Whether it is one of numpy's element-wise functions; the interpreter's conversions of bits are not."""
     kinds = (element_of(value.type) for value in (*operation.operands, *operation.results))
-    return operation.name in EXPRESSIONS and not any(
-        isinstance(kind, Scalar) and (kind.name == "bf16" or kind.name.startswith("f8")) for kind in kinds
-    )
+    if operation.name not in EXPRESSIONS and not operation.name.startswith("math."):
+        return False
+    return not any(isinstance(kind, Scalar) and (kind.name == "bf16" or kind.name.startswith("f8")) for kind in kinds)
 
 
 def _strides(value: Value, known: dict[Value, Strides]) -> Strides:

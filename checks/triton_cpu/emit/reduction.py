@@ -8,12 +8,16 @@ own, which for float sums differs in the last bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..ir import Operation, Scalar, Value
+from .layout import array_in_order, memory_order, steps
 from .numpy_calls import call_loop
 from .program import Program
 from .regions import Axis, arguments_of, axis_of, call, set_lanes
 from .registry import statement
 from .scalars import Element, c_type, size
+from .shape import renumbered
 
 #: Functions of Triton's library that the interpreter hands to numpy, by the one operation of which they consist.
 _BY_NUMPY = {"arith.addf": "add", "arith.maxnumf": "fmax", "arith.minnumf": "fmin"}
@@ -43,9 +47,11 @@ def _from_library(operation: Operation) -> bool:
 
 def _fold_by_numpy(program: Program, operation: Operation, function: str) -> None:
     """A sum begins with zero, a maximum with the first element."""
-    (operand,), (result,) = operation.operands, operation.results
-    axis, kind = axis_of(operation), c_type(operand.element)
-    source, target = program.array(operand), program.array(result)
+    (operand,) = operation.operands
+    order = memory_order(operand)
+    axis, kind = _axis_in(operation, order), c_type(operand.element)
+    source = array_in_order(program, operand, order)
+    target, finish = _target(program, operation, order)
     loop = program.loop(function, operand.element)
     first = 0 if function == "add" else 1
     with program.block(f"for (int32_t outer = 0; outer < {axis.outer}; outer++)"):
@@ -54,6 +60,30 @@ def _fold_by_numpy(program: Program, operation: Operation, function: str) -> Non
         with program.lanes(axis.inner, "k"):
             program.line(f"fold[k] = {'row[k]' if first else '0'};")
         _numpy_steps(program, loop, axis, first, size(operand.element))
+    finish()
+
+
+def _axis_in(operation: Operation, order: tuple[int, ...]) -> Axis:
+    """The axis of a reduction in an array with its axes in another order."""
+    shape, axis = operation.operands[0].shape, operation.attributes["axis"]
+    assert shape is not None and isinstance(axis, int)
+    return Axis.of([shape[place] for place in order], order.index(axis))
+
+
+def _target(program: Program, operation: Operation, order: tuple[int, ...]) -> tuple[str, Callable[[], None]]:
+    """An array for the result in an order of axes, and what then writes the result itself."""
+    (result,), axis = operation.results, operation.attributes["axis"]
+    left = [place for place in order if place != axis]
+    if left == sorted(left) or result.shape is None:
+        return program.array(result), lambda: None
+    name, shape = program.fresh(result.element, result.lanes), [result.shape[sorted(left).index(k)] for k in left]
+    strides = [steps(shape)[left.index(k)] for k in sorted(left)]
+
+    def finish() -> None:
+        with program.lanes(result.lanes):
+            program.line(f"{program.storage(result)}[i] = {name}[{renumbered('i', result.shape or (), strides)}];")
+
+    return name, finish
 
 
 def _numpy_steps(program: Program, loop: str, axis: Axis, first: int, width: int) -> None:
@@ -92,11 +122,21 @@ def _fold(program: Program, operation: Operation) -> None:
             program.line(f"{program.storage(result)}{place} = {name};")
 
 
+#: What remains of ``_argmax_combine`` where a tie is not broken: a comparison and two choices.
+_CHOICE = frozenset(
+    {"arith.cmpf", "arith.cmpi", "arith.select", "arith.maxsi", "arith.minsi", "arith.maxui", "arith.minui"}
+)
+
+
 def _takes_any_of_equals(operation: Operation) -> bool:
     """Whether it is the library's argmax or argmin that may return any of several equal elements."""
-    names = [part.name for part in operation.regions[0].blocks[0].operations]
-    fast = names[1:] == ["arith.select", "arith.select", "tt.reduce.return"]
-    return fast and names[0] in ("arith.cmpf", "arith.cmpi") and _from_library(_first(operation))
+    *parts, _ = operation.regions[0].blocks[0].operations
+    return (
+        len(operation.operands) == 2
+        and len(parts) == 3
+        and {part.name for part in parts} <= _CHOICE
+        and (_from_library(parts[0]))
+    )
 
 
 def _first(operation: Operation) -> Operation:
