@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from ..findings import JSON
 from .cache import Cache, folder
 from .compiler import Compiler, find_compiler
+from .errors import CompileError
 
 #: Writes the C file, and what else is to be remembered about it.
 Writer: TypeAlias = Callable[[], tuple[str, Mapping[str, JSON]]]
@@ -40,7 +41,7 @@ def shared_object(name: str, key: str | None, write: Writer) -> tuple[ctypes.CDL
     if place is not None and cache is not None:
         entry = cache.find(place)
         if entry is not None:
-            return ctypes.CDLL(str(entry.library)), entry.facts
+            return _loaded(name, entry.library), entry.facts
     return _built(name, place, write, compiler, cache)
 
 
@@ -52,7 +53,14 @@ def _built(
         library = Path(scratch) / "kernel.so"
         compiler.build(text, name, library)
         entry = cache.add(place, library, facts) if place is not None and cache is not None else None
-        return ctypes.CDLL(str(library if entry is None else entry.library)), facts
+        return _loaded(name, library if entry is None else entry.library), facts
+
+
+def _loaded(name: str, library: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:  # a file system that runs nothing, for one
+        raise CompileError(name, f"the shared object could not be loaded: {error}") from error
 
 
 @functools.lru_cache(maxsize=8)

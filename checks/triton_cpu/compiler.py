@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import Unsupported
+from .errors import CompileError, NoCompiler
 
 RUNTIME = Path(__file__).parent / "runtime"
 
@@ -27,10 +27,6 @@ _MEANING = ("-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-e
 _OUTPUT = ("-shared", "-fPIC", "-w", "-x", "c", "-")
 #: A first call of ziglang builds its own C library.
 _TIMEOUT = 300.0
-
-
-class CompileError(Unsupported):
-    """The C compiler refused what was written for a kernel."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +76,17 @@ class Compiler:
         try:
             done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise CompileError(f"{name}: {self.command[0]} did not run ({error})") from error
+            raise CompileError(name, f"{self.command[0]} did not run: {error}") from error
         if done.returncode:
             said = " | ".join([line for line in done.stderr.splitlines() if "error" in line][:3])
-            raise CompileError(f"{name}: {self.command[0]} ended with {done.returncode}: {said or done.stderr[:300]}")
+            raise CompileError(name, f"{self.command[0]} ended with {done.returncode}: {said or done.stderr[:300]}")
 
 
 def find_compiler(environment: Mapping[str, str] | None = None) -> Compiler:
     """The compiler of ``CC``, else gcc, clang, or that of the ziglang package.
 
     Raises:
-        Unsupported: there is none, or the one that ``CC`` names is not there.
+        NoCompiler: there is none, or the one that ``CC`` names is not there.
     """
     given = (os.environ if environment is None else environment).get("CC", "").strip()
     if given:
@@ -100,12 +96,12 @@ def find_compiler(environment: Mapping[str, str] | None = None) -> Compiler:
             return Compiler((name,))
     if importlib.util.find_spec("ziglang"):
         return Compiler((sys.executable, "-m", "ziglang", "cc"), portable=True)
-    raise Unsupported("a machine without a C compiler (looked for CC, gcc, clang and the package ziglang)")
+    raise NoCompiler("a machine without a C compiler")
 
 
 def _named(command: tuple[str, ...]) -> Compiler:
     if shutil.which(command[0]) is None:
-        raise Unsupported(f"CC={shlex.join(command)}, which is not an executable file,")
+        raise NoCompiler(f"CC={shlex.join(command)}, which names no executable file")
     return Compiler(command, portable="ziglang" in command or Path(command[0]).name == "zig")
 
 

@@ -19,6 +19,32 @@ class Unsupported(CheckError):
         )
 
 
+class NoCompiler(Unsupported):
+    """The machine has no C compiler, or not the one that it was told to use."""
+
+    def __init__(self, what: str) -> None:
+        CheckError.__init__(
+            self,
+            subject=what,
+            rule="a kernel is built with a C compiler: that of CC, gcc, clang, or of the package ziglang",
+            reason="without one only Triton's interpreter can run it, hundreds of times slower",
+            remedy="install gcc, or pip install ziglang, or let CC name a compiler",
+        )
+
+
+class CompileError(Unsupported):
+    """The C compiler did not build what was written for a kernel."""
+
+    def __init__(self, kernel: str, said: str) -> None:
+        CheckError.__init__(
+            self,
+            subject=f"{kernel} ({said})",
+            rule="the C compiler builds what is written for it",
+            reason="a kernel that is not built runs in Triton's interpreter, hundreds of times slower",
+            remedy="use gcc 12, clang 15, ziglang, or newer; with one of these it is a fault of this package: report it",
+        )
+
+
 class ProgramError(CheckError):
     """A program of a launch did not come to its end; the programs after it did not run.
 

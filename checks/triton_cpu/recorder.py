@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import string_at
 from typing import Any
 
@@ -82,12 +82,15 @@ _outcome = _reader(_OUTCOME)
 class Recorder:
     """The buffers of one thread; a result is a copy of what is in them.
 
+    Args:
+        release: frees the buffers of a structure.
+
     Attributes:
         address: of the structure in C.
     """
 
-    def __init__(self) -> None:
-        self._release = support().release
+    def __init__(self, release: Callable[[int], None]) -> None:
+        self._release = release
         self._launch = Launch()
         self.address = ctypes.addressof(self._launch)
         self._print = _PRINT(self._printed)
@@ -157,7 +160,7 @@ def recorder() -> Recorder:
     """The one of this thread."""
     found: Recorder | None = getattr(_thread, "recorder", None)
     if found is None:
-        found = _thread.recorder = Recorder()
+        found = _thread.recorder = Recorder(support().release)
     return found
 
 

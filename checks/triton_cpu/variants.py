@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from triton import knobs
-from triton._C.libtriton import native_specialize_impl
+from triton._C.libtriton import get_cache_invalidating_env_vars, native_specialize_impl
 from triton.backends.compiler import BaseBackend
 from triton.backends.nvidia.compiler import CUDAOptions
 from triton.runtime.jit import JITCallable, JITFunction
@@ -69,16 +69,21 @@ class Variant:
         Raises:
             Unstable: a constant is of a kind that has no stable text.
         """
+        code = self.function.cache_key  # finds the global variables as well
         constants = [f"{place}={_text(value)}" for place, value in self.constants.items()]
-        names = [f"{name}={_text(value)}" for name, value in sorted(self.options.items())]
-        used = sorted(
-            {(name, _text_of_global(value)) for (name, _), (value, _) in self.function.used_global_vals.items()}
-        )
+        options = [f"{name}={_text(value)}" for name, value in sorted(self.options.items())]
         parts = (
-            self.function.cache_key, self.function.fn.__code__.co_filename, triton.__version__,
-            repr(list(self.signature.items())), *constants, *names, repr(used),
+            code, self.function.fn.__code__.co_filename, triton.__version__, repr(list(self.signature.items())),
+            repr(constants), repr(options), repr(self._globals()), repr(get_cache_invalidating_env_vars()),
         )  # fmt: skip
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def _globals(self) -> list[tuple[str, str, str]]:
+        """The global variables that the kernel, and what it calls, uses."""
+        used = self.function.used_global_vals.items()
+        return sorted(
+            {(str(owner.get("__name__")), name, _text_of_global(value)) for (name, _), (value, owner) in used}
+        )
 
 
 class Call(NamedTuple):

@@ -1,0 +1,142 @@
+"""Runs a Python script with its Triton kernels compiled for the CPU: ``python -m mrv2.checks.triton_cpu script.py``.
+
+The exit code is the script's own. If the script ends well but a kernel did something wrong, which is then said on
+standard error, it is 1; for a wrong command line it is 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from ..codes import CODES
+from ..errors import CheckError
+from ..findings import Finding
+from .enable import Order, enabled
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run a script as the command line says.
+
+    Args:
+        words: of the command line, without the program's name.
+
+    Returns:
+        The exit code.
+    """
+    options = _parser().parse_args(words)
+    if not Path(options.script).is_file():
+        _say(
+            subject=f"script {options.script}",
+            rule="it must be a file",
+            reason="it is run as Python would run it",
+            remedy="give the path of a Python file; words after it are its own arguments",
+        )
+        return 2
+    try:
+        with (
+            _as_main(options.script, options.arguments),
+            enabled(check=options.check, order=options.order, poison=options.poison) as session,
+        ):
+            code = _run(options.script)
+    except CheckError as error:  # of enabled itself
+        _say(error.subject, error.rule, error.reason, error.remedy)
+        return 2
+    for finding in session.findings:
+        _say_finding(finding)
+    return 1 if code == 0 and session.findings else code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m mrv2.checks.triton_cpu",
+        description="Run a Python script with its Triton kernels compiled for the CPU, every access checked.",
+        epilog="Exit code: the script's own; 1 if it ends well but a kernel did something wrong.",
+    )
+    parser.add_argument("--order", type=_order, default="forward", help="of a kernel's programs: forward, reverse, or "
+                        "a number that shuffles them")  # fmt: skip
+    parser.add_argument(
+        "--poison", action="store_true", help="masked-off lanes of loads without `other` hold 0x7f bytes"
+    )
+    parser.add_argument("--no-check", dest="check", action="store_false", help="neither check nor log accesses")
+    parser.add_argument("script", help="a Python file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    return parser
+
+
+def _order(word: str) -> Order:
+    if word == "forward" or word == "reverse":
+        return word
+    try:
+        return int(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{word!r} is not forward, reverse, or a number") from None
+
+
+@contextlib.contextmanager
+def _as_main(script: str, arguments: Sequence[str]) -> Iterator[None]:
+    """Let the script see its own command line, and the modules beside it."""
+    before = sys.argv, sys.path
+    sys.argv, sys.path = [script, *arguments], [str(Path(script).resolve().parent), *sys.path]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path = before
+
+
+def _run(script: str) -> int:
+    """The exit code of a script."""
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as error:
+        return _code(error)
+    except BaseException as error:  # noqa: BLE001 - Python itself ends a script so
+        traceback.print_exception(error.with_traceback(_from_script(error.__traceback__, script)))
+        if isinstance(error, CheckError):
+            _say(error.subject, error.rule, error.reason, error.remedy)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _code(error: SystemExit) -> int:
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _from_script(found: TracebackType | None, script: str) -> TracebackType | None:
+    """Without the frames of this module and of runpy."""
+    part = found
+    while part is not None and part.tb_frame.f_code.co_filename != script:
+        part = part.tb_next
+    return part or found
+
+
+def _say_finding(finding: Finding) -> None:
+    info = CODES[finding.code]
+    evidence = ", ".join(f"{name} {value}" for name, value in finding.evidence.items())
+    places = [f"  at {site.file}:{site.line} in {site.function}" for site in finding.where]
+    others = [f"  and {site.file}:{site.line} in {site.function}" for site in finding.other]
+    _say(
+        f"{finding.code} {finding.title} ({evidence})",
+        info.rule,
+        info.why,
+        finding.remedy,
+        "\n".join([*places, *others]),
+    )
+
+
+def _say(subject: str, rule: str, reason: str, remedy: str, where: str = "") -> None:
+    lines = [subject, where, f"  rule: {rule}", f"  why: {reason}", f"  instead: {remedy}"]
+    print("\n".join(line for line in lines if line), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
