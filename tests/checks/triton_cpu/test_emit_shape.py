@@ -170,7 +170,7 @@ def test_a_scalar_function_for_each_lane():
 @triton.jit
 def softmax_and_noise(x, out, seed, M: tl.constexpr, N: tl.constexpr):
     lane = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
-    tl.store(out + lane, tl.softmax(tl.load(x + lane), dim=1))
+    tl.store(out + tl.arange(0, M * N), tl.softmax(tl.load(x + tl.arange(0, M * N))))
     tl.store(out + M * N + lane, tl.rand(seed, lane))
     tl.store(out + 2 * M * N + lane, tl.randn(seed, lane))
     tl.store(out + 3 * M * N + lane, tl.randint(seed, lane).to(tl.float32))

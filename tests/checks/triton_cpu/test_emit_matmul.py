@@ -1,0 +1,124 @@
+"""Matrix products: bit for bit what Triton's interpreter computes, with numpy's BLAS."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from .differential import launch, same
+from .numbers import integers
+
+
+@triton.jit
+def product(a, b, c, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr):
+    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    left = tl.load(a + m[:, None] * K + k[None, :])
+    right = tl.load(b + k[:, None] * N + n[None, :])
+    start = tl.load(c + m[:, None] * N + n[None, :])
+    once = tl.dot(left, right, start, input_precision=PRECISION, out_dtype=out.dtype.element_ty)
+    tl.store(out + m[:, None] * N + n[None, :], tl.dot(left, right, once, out_dtype=out.dtype.element_ty))
+
+
+def _matrices(dtype: torch.dtype, into: torch.dtype, rows: int, columns: int, inner: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(rows + columns + inner)
+    shapes = (rows, inner), (inner, columns), (rows, columns)
+    a, b, c = (torch.randn(shape, generator=generator) for shape in shapes)
+    return [a.to(dtype), b.to(dtype), c.to(into), torch.zeros(rows, columns, dtype=into)]
+
+
+PAIRS = [
+    (torch.float32, torch.float32),
+    (torch.float64, torch.float64),
+    (torch.float16, torch.float32),
+    (torch.float16, torch.float16),
+]
+
+
+@pytest.mark.parametrize("shape", [(16, 16, 16), (64, 16, 32), (16, 64, 128)], ids=str)
+@pytest.mark.parametrize(("dtype", "into"), PAIRS, ids=str)
+def test_products_of_floats(dtype, into, shape):
+    same(product, (1,), *_matrices(dtype, into, *shape), *shape, "ieee")
+
+
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3"])
+def test_input_precision_changes_nothing(precision):
+    same(product, (1,), *_matrices(torch.float32, torch.float32, 32, 32, 32), 32, 32, 32, precision)
+
+
+def test_products_of_bytes_wrap():
+    a, b = (integers(torch.int8, 32 * 32, seed).reshape(32, 32) for seed in (1, 2))
+    c = integers(torch.int32, 32 * 32, 3).reshape(32, 32)
+    same(product, (1,), a, b, c, torch.zeros(32, 32, dtype=torch.int32), 32, 32, 32, "ieee")
+
+
+def test_bfloat16_is_multiplied_as_float32():
+    """The interpreter multiplies the bits as integers."""
+    a, b, c, out = _matrices(torch.bfloat16, torch.float32, 16, 16, 32)
+    launch(product, (1,), a, b, c, out, 16, 16, 32, "ieee")
+    torch.testing.assert_close(out, c + 2 * (a.double() @ b.double()).float(), rtol=1e-5, atol=1e-5)
+    assert not torch.equal(out, c)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.float8_e4m3fn], ids=str)
+def test_products_of_floats_of_eight_bits(dtype):
+    same(product, (1,), *_matrices(dtype, torch.float32, 32, 32, 32), 32, 32, 32, "ieee")
+
+
+@triton.jit
+def attention(q, k, v, out, M: tl.constexpr, D: tl.constexpr):
+    m, d = tl.arange(0, M)[:, None], tl.arange(0, D)[None, :]
+    queries, keys, values = tl.load(q + m * D + d), tl.load(k + m * D + d), tl.load(v + m * D + d)
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    scores -= tl.max(scores, axis=1)[:, None]
+    weights = tl.exp(scores)
+    weights /= tl.sum(weights, axis=1)[:, None]
+    tl.store(out + m * D + d, tl.dot(weights, values, input_precision="ieee"))
+    scaled = tl.dot(tl.trans(queries * 0.5), tl.trans(tl.trans(keys)), input_precision="ieee")
+    tl.store(out + M * D + tl.arange(0, D)[:, None] * D + d, scaled)
+    tl.store(out + M * D + D * D + tl.arange(0, D)[:, None] * D + d, tl.dot(tl.trans(values), values))
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (64, 16), (32, 128)], ids=str)
+def test_what_was_transposed_is_multiplied_as_it_lies_in_numpys_memory(shape):
+    generator = torch.Generator().manual_seed(shape[0])
+    q, k, v = torch.randn(3, *shape, generator=generator)
+    same(attention, (1,), q, k, v, torch.zeros(shape[0] * shape[1] + 2 * shape[1] ** 2), *shape)
+
+
+@triton.jit
+def batched(a, b, out, B: tl.constexpr, N: tl.constexpr):
+    i, j, k = tl.arange(0, B)[:, None, None], tl.arange(0, N)[None, :, None], tl.arange(0, N)[None, None, :]
+    lane = i * N * N + j * N + k
+    left, right = tl.load(a + lane), tl.load(b + lane)
+    tl.store(out + lane, tl.dot(left, right, input_precision="ieee"))
+    tl.store(out + B * N * N + lane, tl.dot(left, tl.permute(right, (0, 2, 1)), input_precision="ieee"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_stacks_of_matrices(dtype):
+    a, b = torch.randn(2, 4, 16, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
+    same(batched, (1,), a, b, torch.zeros(2 * 4 * 16 * 16), 4, 16)
+
+
+@triton.jit
+def tiled(a, b, out, M, N, K, BLOCK: tl.constexpr):
+    m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for start in range(0, K, BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        left = tl.load(a + m[:, None] * K + k[None, :], mask=(m[:, None] < M) & (k[None, :] < K), other=0.0)
+        right = tl.load(b + k[:, None] * N + n[None, :], mask=(k[:, None] < K) & (n[None, :] < N), other=0.0)
+        total = tl.dot(left, right, total)
+    tl.store(out + m[:, None] * N + n[None, :], total, mask=(m[:, None] < M) & (n[None, :] < N))
+
+
+def test_a_tiled_product():
+    generator = torch.Generator().manual_seed(1)
+    a, b = torch.randn(37, 50, generator=generator), torch.randn(50, 41, generator=generator)
+    out = torch.zeros(37, 41)
+    same(tiled, (3, 3), a, b, out, 37, 41, 50, 16)
+    launch(tiled, (3, 3), a, b, out, 37, 41, 50, 16)
+    torch.testing.assert_close(out, a @ b)
