@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..events import ByteRange
-from . import numpy_functions
+from . import masks, numpy_functions
 from . import numpy_namespace as namespace
 from .byte_ranges import Array, array_ranges, element_addresses, lane_ranges, selected_ranges
 from .patching import Patches
@@ -42,7 +42,10 @@ class TrackedArray(Tracked):
         if type(key) is slice or (_is_basic(key) and not _is_element(key, self.ndim)):
             return super().__getitem__(key)
         key = _read_key(key)
-        self.tell(_ranges_of_key(self, key), "ndarray.__getitem__", write=False)
+        if masks.follows_from(key, plain(self)):
+            self.tell(array_ranges(plain(self)), "ndarray.__getitem__", write=False, certain=False)
+        else:
+            self.tell(_ranges_of_key(self, key), "ndarray.__getitem__", write=False)
         return plain(self)[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -73,6 +76,7 @@ class TrackedArray(Tracked):
         for output in tracked_in(list(outputs)):
             output.tell(_masked_ranges(output, where), name, write=True)
         result = getattr(ufunc, method)(*plain(list(inputs)), **plain(kwargs))
+        masks.computed(result, map(plain, tracked_in(list(inputs))))
         return _originals(result, outputs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

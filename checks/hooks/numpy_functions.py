@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..events import ByteRange
+from . import masks
 from .byte_ranges import array_ranges, element_addresses, lane_ranges, selected_ranges
 from .tracking import plain, tracked_in, untensored, untold
 
@@ -35,6 +36,8 @@ _VIEWS = _named(
 ) | {np.lib.stride_tricks.sliding_window_view}
 #: These read some elements of one argument, by its position; what they do to addresses tells which.
 _SELECTING = {np.take: 0, np.compress: 1, np.extract: 1, np.take_along_axis: 0}
+#: These select by a mask, which comes first.
+_MASKED = frozenset({np.compress, np.extract})
 #: These write some elements of their first argument: how to mark in a mask which.
 _MARKING: dict[Any, Callable[..., Any]] = {
     np.copyto: lambda mask, src, casting="same_kind", where=True: np.copyto(mask, True, where=where),
@@ -60,7 +63,9 @@ def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     target = (args[0] if args else None) if func in _MARKING else None
     for source in tracked_in([*map(untensored, args), kwargs]):
         if source is not target and not any(source is output for output in outputs):
-            source.tell(_read_ranges(func, args, source, bare, named), name, write=False)
+            certain = not (func in _MASKED and masks.follows_from(args[0], plain(source)))
+            ranges = _read_ranges(func, args, source, bare, named) if certain else array_ranges(plain(source))
+            source.tell(ranges, name, write=False, certain=certain)
     for written in tracked_in(target):
         written.tell(_marked_ranges(func, bare, named), name, write=True)
     for output in outputs:

@@ -115,8 +115,8 @@ class Runtime(Protocol):
         """First and one-past-last addresses of all blocks, as sorted int64 arrays."""
         ...
 
-    def host_access(self, ranges: Sequence[ByteRange], *, write: bool, name: str) -> None:
-        """The calling thread touches memory now; bytes that nobody tracks are dropped."""
+    def host_access(self, ranges: Sequence[ByteRange], *, write: bool, name: str, certain: bool = True) -> None:
+        """The calling thread touches memory, or perhaps only some of it, now; bytes that nobody tracks are dropped."""
         ...
 
     def enqueue(

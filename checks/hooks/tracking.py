@@ -46,12 +46,12 @@ class Tracked(np.ndarray[Any, np.dtype[Any]]):
         if taken_over(self):
             self.tell_all("numpy subscript")
 
-    def tell(self, ranges: Sequence[ByteRange], name: str, *, write: bool) -> None:
-        """Tell an access that is about to happen."""
+    def tell(self, ranges: Sequence[ByteRange], name: str, *, write: bool, certain: bool = True) -> None:
+        """Tell an access that is about to happen; one that is not certain touches some of the bytes."""
         used(self)
         runtime = self._runtime
         if runtime is not None and runtime.active and ranges and not _quiet.depth:
-            runtime.host_access(ranges, write=write, name=name)
+            runtime.host_access(ranges, write=write, name=name, certain=certain)
 
     def tell_all(self, name: str, *, write: bool = False) -> None:
         """Tell an access to the whole array."""

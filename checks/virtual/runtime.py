@@ -233,8 +233,8 @@ class Runtime:
         assert self.running is not None
         self.sink.access(self.running.id, ranges, write=write, certain=certain)
 
-    def host_access(self, ranges: Sequence[ByteRange], *, write: bool, name: str) -> None:
-        """The calling thread touches memory now; bytes outside tracked blocks are dropped."""
+    def host_access(self, ranges: Sequence[ByteRange], *, write: bool, name: str, certain: bool = True) -> None:
+        """The calling thread touches memory, or perhaps only some of it, now; bytes outside all blocks are dropped."""
         find = self.memory.blocks.find
         tracked = [piece for piece in ranges if find(piece[0]) is not None]
         if not tracked:
@@ -244,7 +244,7 @@ class Runtime:
             self.progress(Reason.HOST_ACCESS)
             stack = program_stack()
             identity = self.sink.operation(self.host_lane(), OperationKind.HOST_ACCESS, name, stack, step=self.step)
-            self.sink.access(identity, tracked, write=write)
+            self.sink.access(identity, tracked, write=write, certain=certain)
 
     # Progress
 
@@ -341,6 +341,7 @@ class Runtime:
                 self.memory.close()
             finally:
                 self.active = False
+                self.generators.close()
 
 
 def _fault(operation: PendingOperation, error: Exception) -> Finding:

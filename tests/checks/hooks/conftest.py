@@ -124,14 +124,14 @@ class Device:
         bases = [block.base for block in self._blocks]
         return np.array(bases, np.int64), np.array([block.base + block.size for block in self._blocks], np.int64)
 
-    def host_access(self, ranges, *, write, name):
+    def host_access(self, ranges, *, write, name, certain=True):
         tracked = [piece for piece in ranges if self.find_block(piece[0]) is not None]
         if not tracked or not self.active:
             return
         with self.lock:
             stack = ((threading.current_thread().name, 1 + write, name),)
             number = self.sink.operation(self.host_lane(), OperationKind.HOST_ACCESS, name, stack)
-            self.sink.access(number, tracked, write=write)
+            self.sink.access(number, tracked, write=write, certain=certain)
 
     def enqueue(self, name, kind, run, reads=(), writes=(), *, open=False, blocks=()):  # noqa: A002
         with self.lock:
