@@ -44,13 +44,12 @@ def _move(program: Program, target: str, name: str, like: Value) -> None:
 
 
 def write_region(program: Program, region: Region, leave: Callable[[Operation], None]) -> None:
-    """Writes a region of any number of blocks.
+    """Writes the body of a function: blocks, and jumps between them.
 
     Args:
         program: where to.
-        region: of a function, or of an operation.
-        leave: writes what happens when a block ends in anything but a jump to another block; it must not fall through
-            unless the region has one block.
+        region: of a function.
+        leave: writes the return.
     """
     labels = {block.label: program.label(block.label) for block in region.blocks}
     blocks = {block.label: block for block in region.blocks}
@@ -58,8 +57,7 @@ def write_region(program: Program, region: Region, leave: Callable[[Operation], 
         if len(blocks) > 1:
             program.line(f"{labels[block.label]}:;")
         last = program.block_operations(block)
-        if last is None:
-            continue
+        assert last is not None
         if last.name.startswith("cf."):
             _jump(program, last, labels, blocks)
         else:
@@ -83,26 +81,9 @@ def _jump(program: Program, operation: Operation, labels: dict[str, str], blocks
 
 def _body(program: Program, region: Region, results: Sequence[Value]) -> None:
     """A region whose yielded values become the results of its operation."""
-    if len(region.blocks) == 1:
-        last = program.operations(region)
-        if last is not None:
-            assign(program, results, last.operands)
-        return
-    end = program.label("end")
-
-    def leave(operation: Operation) -> None:
-        assign(program, results, operation.operands)
-        program.line(f"goto {end};")
-
-    write_region(program, region, leave)
-    program.line(f"{end}:;")
-
-
-@statement("scf.execute_region")
-def execute_region(program: Program, operation: Operation) -> None:
-    """Blocks with jumps where only one operation may stand."""
-    with program.block(""):
-        _body(program, operation.regions[0], operation.results)
+    last = program.operations(region)
+    if last is not None:
+        assign(program, results, last.operands)
 
 
 @statement("scf.if")
