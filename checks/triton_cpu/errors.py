@@ -41,7 +41,7 @@ class CompileError(Unsupported):
             subject=f"{kernel} ({said})",
             rule="the C compiler builds what is written for it",
             reason="a kernel that is not built runs in Triton's interpreter, hundreds of times slower",
-            remedy="use gcc 12, clang 15, ziglang, or newer; with one of these it is a fault of this package: report it",
+            remedy="use gcc 12, clang 15, ziglang, or newer; with one of these it is a fault of this package",
         )
 
 
