@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from .errors import StaleObjectError
 from .tensor import DEVICE
 
 if TYPE_CHECKING:
@@ -92,6 +93,19 @@ class DeviceGenerator(_CpuGenerator):
         return value ^ (value >> 31)
 
 
+class _ClosedType(type(_CpuGenerator)):  # type: ignore[misc]
+    def mro(cls) -> list[type]:
+        """No longer torch's kind: C++ would take it for a generator of the CPU, and draw."""
+        return [cls, object]
+
+
+class GeneratorOfClosedDevice(_CpuGenerator, metaclass=_ClosedType):
+    """What a generator becomes when its device is gone; torch refuses it, and so does whatever it is asked."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise StaleObjectError("random generator")
+
+
 class _GeneratorType(type):
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, _CpuGenerator)
@@ -127,6 +141,11 @@ class Generators:
         generator = DeviceGenerator()
         self._made[_address(generator)] = generator
         return generator
+
+    def close(self) -> None:
+        """The device is gone, and with it the generators that the program may still hold."""
+        for generator in list(self._made.values()):
+            generator.__class__ = GeneratorOfClosedDevice  # type: ignore[assignment]
 
     def seeded(self, run: Callable[[], object], generator: Any) -> Callable[[], Callable[[], object]]:
         """Makes the work of one launch: a kernel with its seed fixed.

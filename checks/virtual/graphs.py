@@ -244,7 +244,7 @@ class CUDAGraph:
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **_: Any) -> None:
         """Capture what the current stream is given from now on."""
-        runtime = self._runtime
+        runtime = self._open_device()
         with runtime.lock:
             runtime.memory.settle()
             runtime.captures.begin(runtime.current_queue(), capture_error_mode)
@@ -255,7 +255,7 @@ class CUDAGraph:
         Raises:
             RuntimeError: it was lost, or a branch was not joined.
         """
-        runtime = self._runtime
+        runtime = self._open_device()
         with runtime.lock:
             runtime.memory.settle()
             self._capture = runtime.captures.end()
@@ -265,9 +265,7 @@ class CUDAGraph:
 
     def replay(self) -> None:
         """Enqueue all that was captured, on the current stream, as one launch."""
-        runtime, capture = self._runtime, self._capture
-        if not runtime.active:
-            raise StaleObjectError("graph")
+        runtime, capture = self._open_device(), self._capture
         if capture is None:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
         with runtime.lock:
@@ -283,6 +281,11 @@ class CUDAGraph:
             self._replayed_on[queue.id] = queue
             self._end = runtime.order.record(queue, "graph.replay")
             runtime.progress(Reason.ENQUEUE)
+
+    def _open_device(self) -> Runtime:
+        if not self._runtime.active:
+            raise StaleObjectError("graph")
+        return self._runtime
 
     def _launch(self, capture: Capture, queue: Queue, stack: Stack) -> None:
         runtime = self._runtime
@@ -336,9 +339,11 @@ class CUDAGraph:
 
     def instantiate(self) -> None:
         """Nothing to do: a captured graph can be replayed."""
+        self._open_device()
 
     def pool(self) -> tuple[int, int]:
         """A handle for the graph's memory; pools are not shared here."""
+        self._open_device()
         return (0, id(self) & 0xFFFF)
 
     def enable_debug_mode(self) -> None:

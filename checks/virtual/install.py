@@ -9,6 +9,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from types import BuiltinMethodType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ from . import cuda_api, storages
 from .collector import take_over
 from .errors import VirtualDeviceError
 from .functions import handler_of
-from .streams import activate, is_active
+from .streams import activate, active_runtime, is_active
 from .threads import heres
 
 if TYPE_CHECKING:
@@ -104,11 +105,34 @@ class Patches:
         """Set those attributes that the target has in this version of torch."""
         for name, value in values.items():
             if hasattr(target, name):
-                self.set(target, name, value)
+                is_function = isinstance(value, FunctionType | MethodType | BuiltinMethodType)
+                self.set(target, name, self._forward(target, name, value) if is_function else value)
+
+    def _forward(self, target: Any, name: str, value: Any) -> Any:
+        """A program that imports a function while a device is open keeps it: it must serve the next device as well."""
+        key = target.__name__, name
+        _present[key] = value
+        self._stack.callback(_present.pop, key)
+        if key not in _forwards:
+            _forwards[key] = _forwarder(key, getattr(target, name))
+        return _forwards[key]
 
     def undo(self, function: Callable[..., None], *args: Any) -> None:
         """Call this when the stack unwinds."""
         self._stack.callback(function, *args)
+
+
+#: (module, name) -> what stands in for the function on the open device, and what a program gets instead.
+_present: dict[tuple[str, str], Callable[..., Any]] = {}
+_forwards: dict[tuple[str, str], Callable[..., Any]] = {}
+
+
+def _forwarder(key: tuple[str, str], original: Any) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return _present.get(key, original)(*args, **kwargs)
+
+    return forward
 
 
 def _restore(target: Any, name: str, old: Any) -> None:
@@ -165,26 +189,27 @@ def patch_torch(runtime: Runtime, patches: Patches) -> None:
     for target, name, replacement in storages.patched(runtime):
         patches.set(target, name, replacement)
     patches.undo(storages.refuse_other_processes())
-    _answer_everywhere(runtime, patches)
+    _answer_everywhere(patches)
     patches.set(torch, "is_storage", storages.is_storage)
 
 
-def _answer_everywhere(runtime: Runtime, patches: Patches) -> None:
+def _answer_everywhere(patches: Patches) -> None:
     """Answer some calls also where no function mode sees them: in torch's own Python code, and in other threads."""
     _device_constructors()  # torch remembers its functions by identity here: the true ones, not ours
     for target, name in _ANSWERED:
-        patches.set(target, name, _answered(runtime, getattr(target, name)))
+        patches.set(target, name, _answered(getattr(target, name)))
     for name in _REMEMBERING:
         patches.undo(getattr(torch.overrides, name).cache_clear)
 
 
-def _answered(runtime: Runtime, function: Any) -> Callable[..., Any]:
+def _answered(function: Any) -> Callable[..., Any]:
     handler = handler_of(function)
     assert handler is not None
 
     @functools.wraps(function)
     def answered(*args: Any, **kwargs: Any) -> Any:
-        return handler(runtime, function, args, kwargs)
+        # A program that imported this while a device was open keeps it.
+        return handler(active_runtime(), function, args, kwargs) if is_active() else function(*args, **kwargs)
 
     return answered
 

@@ -280,6 +280,7 @@ class GenericEvent:
         Raises:
             RuntimeError: an event has no timing, was not recorded or is not over; it never waits.
         """
+        active_runtime("an event")
         marks = []
         for event in (self, end_event):
             record = event._record

@@ -101,6 +101,7 @@ class DeviceTensor(Tensor):
 
     def cuda(self, *args: Any, **kwargs: Any) -> Any:
         """Itself: there is one device."""
+        face_of(self)
         return self
 
     def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
@@ -190,6 +191,10 @@ class DeviceTensor(Tensor):
             "the other library would read it at once, past every stream",
             "torch.from_dlpack(tensor) for an alias, or tensor.cpu() for the values",
         )
+
+    def __dlpack_device__(self) -> Any:
+        face_of(self)
+        return super().__dlpack_device__()
 
     @property
     def __cuda_array_interface__(self) -> Any:
