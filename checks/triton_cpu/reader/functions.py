@@ -55,6 +55,8 @@ class FunctionReader:
         if text.accept("attributes"):
             _check_known(f"the function {name}", dictionary_of(text), _OF_FUNCTIONS)
         body = self.region()
+        if not body.blocks:
+            raise Fault(f"the function {name} without a body")
         self._locations.trailing(text)
         return Function(name, arguments, results, body, public)
 
@@ -79,7 +81,8 @@ class FunctionReader:
         text.expect("{")
         with self.scope.nested():
             values = tuple(self.scope.define(name, kind) for name, kind in arguments)
-            blocks = [] if text.next.kind == "label" else [self._block("", values)]
+            absent = text.next.kind == "label" or (text.at("}") and end is None)
+            blocks = [] if absent else [self._block("", values)]
             while text.next.kind == "label":
                 blocks.append(self._labelled_block())
         text.expect("}")

@@ -138,7 +138,7 @@ def _worded(name: str, key: str, value: Attribute) -> Attribute:
         if value not in _AXES.values():
             raise Fault(f"{name} of an unknown axis")
         return value
-    words = FLOAT_PREDICATES if name == "arith.cmpf" else WORDS.get(key)
+    words = FLOAT_PREDICATES if name == "arith.cmpf" and key == "predicate" else WORDS.get(key)
     if words is None:
         return value
     word = words.get(value, "") if isinstance(value, int) else value
@@ -333,7 +333,7 @@ _rule("tt.descriptor_scatter", "% [%*] , % {} : T*", typing.no_results)
 
 _rule("tt.assert", "% , @message {} : T", typing.assertion, message=_REQUIRED)
 _rule("tt.print", "@prefix {} :%*? :T*?", typing.no_results, prefix=_REQUIRED, hex=_REQUIRED, isSigned=_REQUIRED)
-_rule("llvm.intr.assume", "% {} : T", typing.assumption)
+_rule("llvm.intr.assume", "% {} : T", typing.assumption, op_bundle_sizes=())
 _rule("gpu.barrier tt.grid_dependency_wait tt.grid_dependency_launch_dependents", "{}", typing.no_results)
 _rule("ttg.barrier", "@addrSpace {}", typing.no_results, addrSpace=_REQUIRED)
 _rule("tt.call", "@callee ( %* ) {} : (T*) ->T*", typing.functional, callee=_REQUIRED)
