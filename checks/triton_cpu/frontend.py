@@ -23,6 +23,8 @@ from triton.runtime.jit import JITFunction
 from .errors import Unsupported
 
 _TARGET = GPUTarget("cuda", 90, 32)
+#: All that Triton knows; no single GPU has all of them.
+_FLOAT8 = ("fp8e4b15", "fp8e4b8", "fp8e4nv", "fp8e5", "fp8e5b16")
 
 #: Triton's parser and printer are used by one thread at a time.
 _lock = threading.RLock()
@@ -66,7 +68,7 @@ def _compiled(
 ) -> str:
     backend = _backend()
     # Triton 3.9 warns if contraction of floating-point operations is left to it; it happens after TTIR.
-    parsed = backend.parse_options({"enable_fp_fusion": True, **options})
+    parsed = backend.parse_options({"enable_fp_fusion": True, "supported_fp8_dtypes": _FLOAT8, **options})
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)

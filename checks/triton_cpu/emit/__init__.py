@@ -1,6 +1,7 @@
 """The emitter: importing it registers the rule of each operation."""
 
 from . import (
+    assembly,
     casts,
     constants,
     control,
@@ -19,6 +20,7 @@ from . import (
 )
 
 __all__ = [
+    "assembly",
     "casts",
     "constants",
     "control",

@@ -1,8 +1,8 @@
 """``tt.fp_to_fp``: conversions from and to floats of eight bits, and those that round toward zero.
 
-The rules are those of PTX, in ``float8.h``. Triton's interpreter agrees wherever nothing is rounded, infinite or not a
-number; elsewhere it is wrong: its carry does not reach the exponent, a large number keeps its mantissa, NaN becomes a
-number. Between two formats of eight bits neither has a rule.
+The rules are those of PTX, in ``float8.h``. Triton's interpreter agrees wherever nothing is rounded, subnormal,
+infinite or not a number; elsewhere it is wrong: its carry does not reach the exponent, a large number keeps its
+mantissa, a small one loses bits, NaN becomes a number. Between two formats of eight bits there is no rule.
 """
 
 from __future__ import annotations
