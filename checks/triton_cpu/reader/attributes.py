@@ -28,6 +28,7 @@ WORDS: Mapping[str, Mapping[int, str]] = MappingProxyType(
         "evict": dict(enumerate(("evict_normal", "evict_first", "evict_last"), start=1)),
         "a_elem_type": dict(enumerate(("e4m3", "e5m2", "e2m3", "e3m2", "e2m1", "bf16", "fp16"))),
         "b_elem_type": dict(enumerate(("e4m3", "e5m2", "e2m3", "e3m2", "e2m1", "bf16", "fp16"))),
+        "addrSpace": {31: "all"},  # the front end orders all memory
         "predicate": dict(enumerate(("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge"))),
     }
 )
