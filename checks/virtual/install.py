@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import cuda_api, storages
+from . import compilers, cuda_api, storages
 from .collector import take_over
 from .errors import VirtualDeviceError
 from .functions import handler_of
@@ -189,6 +189,11 @@ def patch_torch(runtime: Runtime, patches: Patches) -> None:
     for target, name, replacement in storages.patched(runtime):
         patches.set(target, name, replacement)
     patches.undo(storages.refuse_other_processes())
+    for module, replacements in compilers.functions():
+        patches.set_all(module, replacements)
+    stance = compilers.stance()
+    if stance is not None:
+        patches.set(*stance)
     _answer_everywhere(patches)
     patches.set(torch, "is_storage", storages.is_storage)
 
