@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
@@ -13,14 +12,12 @@ from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 
 from ..findings import Site
-from ..hooks.byte_ranges import Addresses
 from ..hooks.kernel_log import AccessKind, KernelLog
-from ..hooks.triton_language import Function, interpreted_language, rewritten
-from ..hooks.triton_launch import KernelError
+from ..hooks.triton_interpreter import interpret_programs
+from ..hooks.triton_language import Function, rewritten
 from ..hooks.triton_tap import Tap
+from ..libraries import is_library
 from .errors import Unsupported
-from .launcher import language_lock
-from .log import grid_index
 
 
 class InterpretedKernel(UserWarning):
@@ -39,7 +36,15 @@ def notice(function: JITFunction, reason: Unsupported) -> None:
         return
     _noticed.add(function.fn)
     said = f"kernel {function.__name__} runs in Triton's interpreter, which is slow and knows no poison: {reason}"
-    warnings.warn(said, InterpretedKernel, stacklevel=5)
+    warnings.warn(said, InterpretedKernel, stacklevel=_frames_of_libraries())
+
+
+def _frames_of_libraries() -> int:
+    """How many calls lie between the program's own line and the caller of this function."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and is_library(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def interpret(
@@ -68,31 +73,13 @@ def interpret(
     """
     tap = Tap(_ANYWHERE, _unexpected) if check else None
     numbers = range(grid[0] * grid[1] * grid[2]) if order is None else order
-    with language_lock, interpreted_language():
-        arguments = {
-            parameter.name: value if parameter.is_constexpr else interpreter._implicit_cvt(value)
-            for parameter, value in zip(function.params, values, strict=True)
-        }
-        _run(rewritten(function.fn), arguments, grid, numbers, tap)
+    arguments = {
+        parameter.name: value if parameter.is_constexpr else interpreter._implicit_cvt(value)
+        for parameter, value in zip(function.params, values, strict=True)
+    }
+    interpret_programs(rewritten(function.fn), arguments, grid, numbers, tap)
     return KernelLog() if tap is None else tap.log
 
 
-def _run(
-    kernel: Function, arguments: dict[str, Any], grid: tuple[int, int, int], numbers: Iterable[int], tap: Tap | None
-) -> None:
-    builder = interpreter.interpreter_builder
-    builder.set_grid_dim(*grid)
-    with contextlib.nullcontext() if tap is None else tap.attached():
-        for number in numbers:
-            index = grid_index(number, grid)
-            builder.set_grid_idx(*index)
-            if tap is not None:
-                tap.begin(number)
-            try:
-                kernel(**arguments)
-            except Exception as error:
-                raise KernelError(error, index) from error
-
-
-def _unexpected(kind: AccessKind, site: Site, program: int, lanes: Addresses, size: int) -> None:
+def _unexpected(kind: AccessKind, site: Site, program: int, low: int, high: int, lanes: int) -> None:
     raise ValueError(f"{kind.verb} at {site.file}:{site.line}, near address 0")

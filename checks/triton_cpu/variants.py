@@ -74,7 +74,7 @@ class Variant:
         options = [f"{name}={_text(value)}" for name, value in sorted(self.options.items())]
         parts = (
             code, self.function.fn.__code__.co_filename, triton.__version__, repr(list(self.signature.items())),
-            repr(constants), repr(options), repr(self._globals()), repr(get_cache_invalidating_env_vars()),
+            repr(constants), repr(options), repr(self._globals()), repr(sorted(get_cache_invalidating_env_vars().items())),
         )  # fmt: skip
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
