@@ -72,9 +72,10 @@ class Variant:
         code = self.function.cache_key  # finds the global variables as well
         constants = [f"{place}={_text(value)}" for place, value in self.constants.items()]
         options = [f"{name}={_text(value)}" for name, value in sorted(self.options.items())]
+        switches = sorted(get_cache_invalidating_env_vars().items())
         parts = (
             code, self.function.fn.__code__.co_filename, triton.__version__, repr(list(self.signature.items())),
-            repr(constants), repr(options), repr(self._globals()), repr(sorted(get_cache_invalidating_env_vars().items())),
+            repr(constants), repr(options), repr(self._globals()), repr(switches),
         )  # fmt: skip
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
