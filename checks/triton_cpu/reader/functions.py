@@ -211,6 +211,8 @@ def _check_known(owner: str, given: Mapping[str, Attribute], known: frozenset[st
 
 def _ended(block: Block, end: Operation | None) -> Block:
     """The block with its last operation, which is not printed if it yields nothing."""
+    if any(operation.name in TERMINATORS for operation in block.operations[:-1]):
+        raise Fault(f"a block {block.label} that goes on after its end")
     if block.operations and block.operations[-1].name in TERMINATORS:
         return block
     if end is None:
