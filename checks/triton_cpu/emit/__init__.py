@@ -2,6 +2,7 @@
 
 from . import (
     assembly,
+    atomics,
     casts,
     constants,
     control,
@@ -14,6 +15,7 @@ from . import (
     matmul,
     memory,
     reduction,
+    scaled,
     scan,
     shape,
     sorting,
@@ -21,6 +23,7 @@ from . import (
 
 __all__ = [
     "assembly",
+    "atomics",
     "casts",
     "constants",
     "control",
@@ -33,6 +36,7 @@ __all__ = [
     "matmul",
     "memory",
     "reduction",
+    "scaled",
     "scan",
     "shape",
     "sorting",

@@ -62,6 +62,18 @@ static inline uint8_t f16_to_e4b15(_Float16 value) {
   return (bits & 0x8000 | (magnitude * 2 + 0x80)) >> 8;
 }
 
+/* Four bits: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their opposites. */
+static inline float e2m1_to_f32(uint8_t code) {
+  static const float magnitudes[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+  return code & 8 ? -magnitudes[code & 7] : magnitudes[code & 7];
+}
+
+/* A power of two; 255 is NaN. The smallest, 2^-127, is zero where scales become float16. */
+static inline float e8m0_to_f32(uint8_t code, int half) {
+  if (code == 255) return NAN;
+  return f32_of_bits(code || half ? (uint32_t)code << 23 : 0x00400000);
+}
+
 /* Rounded toward zero: the next number nearer to zero, if the nearest one is farther from it. */
 static inline _Float16 f64_to_f16_toward_zero(double value) {
   _Float16 nearest = (_Float16)value;

@@ -122,3 +122,65 @@ def test_a_tiled_product():
     same(tiled, (3, 3), a, b, out, 37, 41, 50, 16)
     launch(tiled, (3, 3), a, b, out, 37, 41, 50, 16)
     torch.testing.assert_close(out, a @ b)
+
+
+@triton.jit
+def scaled(a, b, a_scale, b_scale, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, A: tl.constexpr,
+           B: tl.constexpr, A_INNER: tl.constexpr, B_INNER: tl.constexpr):  # fmt: skip
+    a_rows: tl.constexpr = M if A_INNER or A != "e2m1" else M // 2
+    a_columns: tl.constexpr = K // 2 if A_INNER and A == "e2m1" else K
+    b_rows: tl.constexpr = K // 2 if B_INNER and B == "e2m1" else K
+    b_columns: tl.constexpr = N if B_INNER or B != "e2m1" else N // 2
+    left = tl.load(a + tl.arange(0, a_rows)[:, None] * a_columns + tl.arange(0, a_columns)[None, :])
+    right = tl.load(b + tl.arange(0, b_rows)[:, None] * b_columns + tl.arange(0, b_columns)[None, :])
+    group = tl.arange(0, K // 32)[None, :]
+    lefts = None if a_scale is None else tl.load(a_scale + tl.arange(0, M)[:, None] * (K // 32) + group)
+    rights = None if b_scale is None else tl.load(b_scale + tl.arange(0, N)[:, None] * (K // 32) + group)
+    product = tl.dot_scaled(left, lefts, A, right, rights, B, lhs_k_pack=A_INNER, rhs_k_pack=B_INNER)
+    tl.store(out + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :], product)
+
+
+def _numbers(kind: str, lanes: int, seed: int) -> torch.Tensor:
+    """Neither subnormal, infinite nor NaN, which the interpreter has wrong."""
+    generator = torch.Generator().manual_seed(seed)
+    if kind == "e2m1":
+        return torch.randint(0, 256, (lanes // 2,), generator=generator, dtype=torch.uint8)
+    dtypes = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "bf16": torch.bfloat16, "fp16": torch.float16}
+    return torch.randn(lanes, generator=generator).add(3).to(torch.float8_e5m2).float().to(dtypes[kind])
+
+
+CASES = [
+    ("e4m3", "e5m2", True, True, True, True),
+    ("e5m2", "e4m3", True, False, True, True),
+    ("e2m1", "e2m1", True, True, True, True),
+    ("e2m1", "e2m1", True, True, False, False),
+    ("e2m1", "e4m3", False, True, False, True),
+    ("fp16", "e2m1", False, True, True, True),
+    ("e4m3", "bf16", True, False, True, True),
+]
+
+
+@pytest.mark.skipif(triton.__version__.startswith("3.6"), reason="Triton 3.6's interpreter lacks tl.dot_scaled")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_scaled_products(case):
+    left, right, left_scaled, right_scaled, left_inner, right_inner = case
+    m, n, k = 128, 64, 64
+    generator = torch.Generator().manual_seed(1)
+    scales = [torch.randint(120, 132, (size, k // 32), generator=generator, dtype=torch.uint8) for size in (m, n)]
+    chosen = [scale if used else None for scale, used in zip(scales, (left_scaled, right_scaled), strict=True)]
+    matrices = _numbers(left, m * k, 1), _numbers(right, k * n, 2)
+    same(scaled, (1,), *matrices, *chosen, torch.zeros(m, n), m, n, k, left, right, left_inner, right_inner)
+
+
+def test_scales_are_powers_of_two():
+    """The smallest and the largest, and NaN."""
+    m, n, k = 128, 64, 64
+    ones = torch.ones(m * k).to(torch.float8_e4m3fn), torch.ones(k * n).to(torch.float8_e4m3fn)
+    scale = torch.full((m, 2), 127, dtype=torch.uint8)
+    scale[0], scale[1], scale[2, 1] = 0, 254, 255
+    out = torch.zeros(m, n)
+    launch(scaled, (1,), *ones, scale, None, out, m, n, k, "e4m3", "e4m3", True, True)
+    assert out[0].tolist() == [64 * 2.0**-127] * n
+    assert out[1].isinf().all()
+    assert out[2].isnan().all()
+    assert out[3:].eq(64).all()

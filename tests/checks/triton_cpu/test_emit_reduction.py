@@ -180,6 +180,37 @@ def test_functions_of_the_user_fold_in_order(dtype, axis):
 
 
 @triton.jit
+def leaving(a, b):
+    if a > b:
+        return a
+    return b * 2
+
+
+@triton.jit
+def looping(a, b):
+    result = a + b
+    while result > 10:
+        result = result * 0.5
+    for _ in range(3):
+        result += b * 0.25
+    return result
+
+
+@triton.jit
+def controlled(x, out, N: tl.constexpr):
+    value = tl.load(x + tl.arange(0, N))
+    tl.store(out, tl.reduce(value, 0, leaving))
+    tl.store(out + 1, tl.reduce(value, 0, looping))
+    tl.store(out + 2 + tl.arange(0, N), tl.associative_scan(value, 0, leaving))
+    tl.store(out + 2 + N + tl.arange(0, N), tl.associative_scan(value, 0, looping))
+
+
+def test_early_returns_and_loops_in_functions_of_the_user():
+    x = torch.randn(16, generator=torch.Generator().manual_seed(6)).abs() * 3
+    same(controlled, (1,), x, torch.zeros(2 + 32), 16)
+
+
+@triton.jit
 def bits(x, out, M: tl.constexpr, N: tl.constexpr):
     value = tl.load(x + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :])
     tl.store(out + tl.arange(0, M), tl.xor_sum(value, axis=1))
