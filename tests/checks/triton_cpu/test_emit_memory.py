@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from mrv2.checks.triton_cpu.emit.source import AccessKind
+from mrv2.checks.triton_cpu.errors import OutOfFuel
 
 from .differential import launch, same
 from .numbers import FLOATS, INTEGERS, floats, integers, masks
@@ -297,3 +298,29 @@ def test_sites_of_atomics_say_what_they_order():
     assert atomics == [(False, False), (True, False), (False, True), (True, True)]
     assert out.item() == 1
     assert np.unique(result.records["site"]).tolist() == [0, 1, 2, 3, 4]
+
+
+@triton.jit
+def atomic_access_kernel(x, out, flag, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.atomic_store(out + i, tl.atomic_load(x + i, mask=i < n), mask=i < n + 2)
+    tl.store(out + N, tl.atomic_load(x, sem="relaxed"))
+    tl.store(out + N + 1, tl.atomic_poll(flag, 3))
+
+
+needs_atomic_access = pytest.mark.skipif(not hasattr(tl, "atomic_load"), reason="Triton 3.9 brought these")
+
+
+@needs_atomic_access
+def test_atomic_loads_and_stores():
+    x, out, flag = torch.arange(5, 21).int(), torch.full((18,), -1).int(), torch.tensor([3]).int()
+    result = same(atomic_access_kernel, (1,), x, out, flag, 9, 16)
+    found = [(site.kind, site.acquires, site.releases) for site in result.sites[:3]]
+    assert found[:2] == [(AccessKind.ATOMIC, True, False), (AccessKind.ATOMIC, False, True)]
+
+
+@needs_atomic_access
+def test_a_poll_that_fails_would_never_end():
+    x, out, flag = torch.arange(16).int(), torch.zeros(18).int(), torch.tensor([2]).int()
+    error = launch(atomic_access_kernel, (1,), x, out, flag, 9, 16).error()
+    assert isinstance(error, OutOfFuel)
