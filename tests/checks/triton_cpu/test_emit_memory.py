@@ -16,6 +16,9 @@ from .numbers import FLOATS, INTEGERS, floats, integers, masks
 
 N = 128
 
+#: The interpreter of Triton 3.6 returns the bits of float64 numbers from atomic_max and atomic_min.
+OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)
+
 
 def values(dtype: torch.dtype, lanes: int, seed: int) -> torch.Tensor:
     return floats(dtype, lanes, seed) if dtype.is_floating_point else integers(dtype, lanes, seed)
@@ -264,7 +267,7 @@ def test_atomics_on_floats(dtype):
     places = torch.randint(0, 8, (lanes,), generator=torch.Generator().manual_seed(7), dtype=torch.int32)
     x = torch.randn(lanes, generator=torch.Generator().manual_seed(9)).to(dtype)
     out = torch.randn(64 + 5 * lanes, generator=torch.Generator().manual_seed(10)).to(dtype)
-    extremes = dtype != torch.float16
+    extremes = dtype is torch.float32 or (dtype is torch.float64 and not OLD)
     same(float_atomic_kernel, (2,), x, places, masks(lanes, 8), out, extremes, lanes)
 
 
