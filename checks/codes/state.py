@@ -128,4 +128,18 @@ ENTRIES = (
         ),
         stage="races",
     ),
+    CodeInfo(
+        code="MRV310",
+        title="a NaN reaches an argmax or argmin of a kernel",
+        soundness=Soundness.SOUND,
+        rule="the values that an argmax compares are numbers",
+        why="comparisons with NaN are false, so the result depends on where the NaN stands, and on the order in which "
+        "the machine combines lanes: a GPU was seen to return a wrong finite maximum",
+        remedy="replace NaNs before the argmax, or find out where they come from",
+        example=Example(
+            "best = tl.argmax(score, 0)",
+            "best = tl.argmax(tl.where(score == score, score, float('-inf')), 0)",
+        ),
+        stage="any",
+    ),
 )

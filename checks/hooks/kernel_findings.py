@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..findings import JSON, Finding, Site, Soundness, Verdict
-from .byte_ranges import Addresses
+from ..codes import CODES
+from ..findings import JSON, Finding, Site, Verdict
 from .kernel_conflicts import Conflict
 from .kernel_log import AccessKind, KernelAccess
 from .runtime import Block, Runtime
@@ -32,11 +32,10 @@ class KernelReport:
     grid: tuple[int, int, int]
     blocks: Sequence[Block]
 
-    def stray(self, kind: AccessKind, site: Site, program: int, lanes: Addresses, size: int) -> None:
-        """Lanes outside of all memory, which were masked off."""
-        low, high = int(lanes.min()), int(lanes.max()) + size
+    def stray(self, kind: AccessKind, site: Site, program: int, low: int, high: int, lanes: int) -> None:
+        """Lanes outside of all memory, which were masked off; [low, high) is the hull of their bytes."""
         block = self._nearest(low, high)
-        evidence: dict[str, JSON] = {"program": self._index(program), "lanes": len(lanes)}
+        evidence: dict[str, JSON] = {"program": self._index(program), "lanes": lanes}
         remedy = "mask the lanes that lie beyond the tensor, and check the index that they are computed from"
         title = f"{self.name} {kind.verb} outside of all memory"
         self._report("MRV212", title, site, (), block, (low, high), evidence, remedy)
@@ -51,9 +50,15 @@ class KernelReport:
         where, other = sites[later.site], (sites[earlier.site],)
         self._report("MRV211", title, where, other, block, (conflict.low, conflict.high), evidence, remedy)
 
+    def nan(self, site: Site, count: int) -> None:
+        """NaNs that reached an argmax or argmin."""
+        title = f"{self.name}: a NaN reaches an argmax or argmin"
+        remedy = "replace NaNs before it (tl.where(x == x, x, -inf)), or find out where they come from"
+        self._report("MRV310", title, site, (), None, (0, 0), {"NaNs": count}, remedy, Verdict.SUSPECT)
+
     def _report(
         self, code: str, title: str, where: Site, other: tuple[Site, ...], block: Block | None,
-        span: tuple[int, int], evidence: dict[str, JSON], remedy: str,
+        span: tuple[int, int], evidence: dict[str, JSON], remedy: str, verdict: Verdict = Verdict.VIOLATION,
     ) -> None:  # fmt: skip
         operation = self.runtime.running
         assert operation is not None
@@ -63,8 +68,8 @@ class KernelReport:
             facts["bytes"] = [bound - block.base for bound in span]
         finding = Finding(
             code=code,
-            verdict=Verdict.VIOLATION,
-            soundness=Soundness.SOUND,
+            verdict=verdict,
+            soundness=CODES[code].soundness,
             title=title,
             where=(where, *(Site(*frame) for frame in operation.stack)),
             other=other,

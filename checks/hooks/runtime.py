@@ -115,6 +115,10 @@ class Runtime(Protocol):
         """First and one-past-last addresses of all blocks, as sorted int64 arrays."""
         ...
 
+    def packed_blocks(self) -> bytes:
+        """First and one-past-last address of each block, sorted, as native 64-bit words."""
+        ...
+
     def host_access(self, ranges: Sequence[ByteRange], *, write: bool, name: str, certain: bool = True) -> None:
         """The calling thread touches memory, or perhaps only some of it, now; bytes that nobody tracks are dropped."""
         ...

@@ -1,4 +1,6 @@
-"""Launches of Triton kernels: put on the stream like any other operation, interpreted when their turn comes.
+"""Launches of Triton kernels: put on the stream like any other operation, run when their turn comes.
+
+A kernel is compiled for the CPU at its first launch; one that cannot be is interpreted, and a warning says so once.
 
 What a kernel touches is known only when it runs: exact bytes of every lane that is not masked off. They are told then,
 and with them what the kernel itself did wrong: lanes outside of all memory, and programs that conflict.
@@ -13,11 +15,11 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import traceback
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import triton.language as tl
@@ -27,19 +29,29 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, mangle_type
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..events import OperationKind
-from ..libraries import is_library, portable_path
-from .kernel_conflicts import conflicts
+from ..events import ByteRange, OperationKind
+from ..findings import Site
+from ..triton_cpu.autotune import run_first_config
+from ..triton_cpu.errors import Unsupported
+from ..triton_cpu.fallback import notice
+from ..triton_cpu.launcher import CompiledKernel
+from ..triton_cpu.log import place_of
+from ..triton_cpu.prepared import prepared
+from .kernel_conflicts import Conflict, conflicts
 from .kernel_findings import KernelReport
-from .kernel_log import KernelLog
 from .patching import Patches
 from .runtime import Block, Runtime
-from .triton_language import Function, interpreted_language, rewritten
+from .triton_interpreter import interpret_programs
+from .triton_language import Function, rewritten
 from .triton_tap import Tap
 
 
-def install(runtime: Runtime) -> Callable[[], None]:
+def install(runtime: Runtime, *, compiled: bool = True) -> Callable[[], None]:
     """Send the launches of all Triton kernels to a device; returns the undo.
+
+    Args:
+        runtime: the device.
+        compiled: kernels are compiled for the CPU, all but those that cannot be; else all are interpreted.
 
     Launches that Triton would interpret anyway (``TRITON_INTERPRET``) and that have only plain CPU tensors stay with
     Triton.
@@ -49,7 +61,7 @@ def install(runtime: Runtime) -> Callable[[], None]:
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         if not warmup:
-            _launch(runtime, self, grid, args, kwargs)
+            _launch(runtime, self, grid, args, kwargs, compiled)
 
     def run_interpreted(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         if _plain(runtime, args, kwargs):
@@ -60,7 +72,7 @@ def install(runtime: Runtime) -> Callable[[], None]:
     def run_autotuned(self: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(_innermost(self), InterpretedFunction) and _plain(runtime, args, kwargs):
             return autotuned_run(self, *args, **kwargs)
-        return _run_first_config(self, args, kwargs)
+        return run_first_config(self, args, kwargs)
 
     patches.set(JITFunction, "run", run)
     patches.set(InterpretedFunction, "run", run_interpreted)
@@ -71,21 +83,58 @@ def install(runtime: Runtime) -> Callable[[], None]:
 # The launch
 
 
-def _launch(runtime: Runtime, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _launch(
+    runtime: Runtime, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: bool
+) -> None:
     for hook in kernel.pre_run_hooks:
         hook(*args, **kwargs)
-    signature = _signature(kernel.fn)
-    bound = signature.bind(args, kwargs)
-    values = bound.arguments
-    size = tuple(int(extent) for extent in (grid(dict(values)) if callable(grid) else grid))
     with torch._C.DisableTorchFunction():
-        blocks = _blocks(runtime, values, signature.constexprs)
-        values.update({name: _converted(value) for name, value in values.items() if name not in signature.constexprs})
-    x, y, z = size + (1,) * (3 - len(size))
-    if x * y * z > 0:
-        report = KernelReport(runtime, f"triton:{kernel.__name__}", (x, y, z), blocks)
-        launch = _Launch(report, rewritten(kernel.fn), bound)
-        runtime.enqueue(report.name, OperationKind.KERNEL, launch.run, open=True, blocks=blocks)
+        launch = _prepare(runtime, kernel, grid, args, kwargs, compiled)
+    if launch is not None:
+        report = launch.report
+        runtime.enqueue(report.name, OperationKind.KERNEL, launch.run, open=True, blocks=report.blocks)
+
+
+def _prepare(
+    runtime: Runtime, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: bool
+) -> _Compiled | _Interpreted | None:
+    """What to run; None if the grid is empty."""
+    if not compiled or not isinstance(kernel, JITFunction):
+        return _interpreted(runtime, kernel, grid, args, kwargs)
+    known = prepared(kernel)
+    call = known.bind(args, kwargs)
+    values = dict(zip(kernel.arg_names, call.values, strict=True))
+    size = _extents(grid, values)
+    blocks = _blocks(runtime, values, known.constexprs)
+    if not math.prod(size):
+        return None
+    try:
+        code = known.kernel(call, audit=True)
+    except Unsupported as error:
+        notice(kernel, error)
+        return _interpreted(runtime, kernel, grid, args, kwargs)
+    report = KernelReport(runtime, f"triton:{kernel.__name__}", size, blocks)
+    return _Compiled(report, code, code.pack(call.words))
+
+
+def _interpreted(
+    runtime: Runtime, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> _Interpreted | None:
+    signature = _signature(kernel.fn)
+    values = signature.bind(args, kwargs).arguments
+    size = _extents(grid, values)
+    blocks = _blocks(runtime, values, signature.constexprs)
+    if not math.prod(size):
+        return None
+    report = KernelReport(runtime, f"triton:{kernel.__name__}", size, blocks)
+    converted = {name: _converted(value) for name, value in values.items() if name not in signature.constexprs}
+    return _Interpreted(report, rewritten(kernel.fn), {**values, **converted})
+
+
+def _extents(grid: Any, values: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Three extents of a grid, which may be a function of the arguments."""
+    x, y, z = (*map(int, grid(dict(values)) if callable(grid) else grid), 1, 1)[:3]
+    return max(x, 0), max(y, 0), max(z, 0)
 
 
 @dataclass(frozen=True)
@@ -194,67 +243,61 @@ def _innermost(kernel: Any) -> Any:
     return kernel
 
 
-def _run_first_config(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Launch with the first configuration that the kernel's own pruning leaves; timing them would mean nothing."""
-    named = dict(zip(tuner.arg_names, args, strict=False))
-    configs = tuner.configs
-    if len(configs) > 1 and tuner.early_config_prune is not None:
-        configs = tuner.early_config_prune(configs, named, **kwargs)
-    config = tuner.best_config = configs[0]
-    if config.pre_hook is not None:
-        config.pre_hook({**named, **kwargs, **config.all_kwargs()})
-    return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
-
-
 # The run
 
 
-class KernelError(RuntimeError):
-    """A program of a kernel failed; says which, and in which line of the kernel."""
-
-    def __init__(self, error: Exception, program: tuple[int, ...]) -> None:
-        lines = traceback.extract_tb(error.__traceback__)
-        own = [line for line in lines if not is_library(line.filename)]
-        place = f"{portable_path(own[-1].filename)}:{own[-1].lineno}" if own else "an unknown line"
-        super().__init__(f"{type(error).__name__} in program {program} at {place}: {error}")
-
-
 @dataclass(frozen=True)
-class _Launch:
-    """One launch, to be run once, or at every replay of a graph."""
+class _Interpreted:
+    """A launch in Triton's interpreter, to be run once, or at every replay of a graph."""
 
     report: KernelReport
     function: Function
-    arguments: inspect.BoundArguments
+    arguments: Mapping[str, Any]
 
     def run(self) -> None:
         """Interpret all programs, and tell what they did, as far as they came."""
+        grid = self.report.grid
         tap = Tap(self.report.runtime.blocks(), self.report.stray)
         try:
-            self._interpret(tap)
+            interpret_programs(self.function, self.arguments, grid, range(math.prod(grid)), tap)
         finally:
-            self._tell(tap.log)
+            _tell(self.report, tap.log.ranges, conflicts(tap.log), tap.log.sites)
 
-    def _interpret(self, tap: Tap) -> None:
-        builder, grid = interpreter.interpreter_builder, self.report.grid
-        args, kwargs = self.arguments.args, self.arguments.kwargs
-        with interpreted_language(), tap.attached():
-            builder.set_grid_dim(*grid)
-            for number, index in enumerate(itertools.product(*map(range, grid))):
-                builder.set_grid_idx(*index)
-                tap.begin(number)
-                try:
-                    self.function(*args, **kwargs)
-                except Exception as error:
-                    raise KernelError(error, index) from error
 
-    def _tell(self, log: KernelLog) -> None:
-        runtime = self.report.runtime
-        operation = runtime.running
-        assert operation is not None
-        for write in (False, True):
-            ranges = log.ranges(write=write)
-            if ranges:
-                runtime.sink.access(operation.id, ranges, write=write)
-        for conflict in conflicts(log):
-            self.report.conflict(conflict, log.sites)
+@dataclass(frozen=True)
+class _Compiled:
+    """A launch of machine code, to be run once, or at every replay of a graph."""
+
+    report: KernelReport
+    kernel: CompiledKernel
+    arguments: bytes
+
+    def run(self) -> None:
+        """Run all programs, and tell what they did, as far as they came."""
+        report = self.report
+        result = self.kernel.launch(self.arguments, report.grid, blocks=report.runtime.packed_blocks())
+        _tell(report, result.ranges, *result.conflicts())
+        for lanes in result.stray_lanes():
+            report.stray(lanes.kind, lanes.site, lanes.program, lanes.low, lanes.high, lanes.lanes)
+        if result.nan_count:
+            report.nan(place_of(result.sites[result.nan_site]), result.nan_count)
+        error = result.error()
+        if error is not None:
+            raise error
+
+
+class _Ranges(Protocol):
+    def __call__(self, *, write: bool) -> list[ByteRange]: ...
+
+
+def _tell(report: KernelReport, ranges_of: _Ranges, found: Iterable[Conflict], sites: list[Site]) -> None:
+    """Tell the device what a launch touched, and which of its programs were in conflict."""
+    runtime = report.runtime
+    operation = runtime.running
+    assert operation is not None
+    for write in (False, True):
+        ranges = ranges_of(write=write)
+        if ranges:
+            runtime.sink.access(operation.id, ranges, write=write)
+    for conflict in found:
+        report.conflict(conflict, sites)

@@ -43,11 +43,12 @@ class Tap:
 
     Args:
         blocks: first and one-past-last addresses of what may be accessed, sorted.
-        stray: told of lanes outside of all blocks: what they do, where, and their addresses.
+        stray: told of lanes outside of all blocks: what they do, where, the program, the hull [low, high) of their
+            bytes, and how many they are.
     """
 
     def __init__(
-        self, blocks: tuple[Addresses, Addresses], stray: Callable[[AccessKind, Site, int, Addresses, int], None]
+        self, blocks: tuple[Addresses, Addresses], stray: Callable[[AccessKind, Site, int, int, int, int], None]
     ) -> None:
         self.log = KernelLog()
         self.program = 0
@@ -163,7 +164,9 @@ class Tap:
         if not self._inside(low, high):
             good = self._each_inside(lanes, size)
             if not good.all():
-                self._stray(kind, self.log.sites[site], self.program, lanes[~good], size)
+                outside = lanes[~good]
+                hull = int(outside.min()), int(outside.max()) + size
+                self._stray(kind, self.log.sites[site], self.program, *hull, len(outside))
                 chosen = chosen.copy()
                 chosen[chosen] = good
                 mask, lanes = TensorHandle(chosen, interpreter.tl.int1), lanes[good]

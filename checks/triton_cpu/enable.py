@@ -28,6 +28,7 @@ from ..errors import CheckError
 from ..findings import Finding, Site
 from ..hooks.kernel_conflicts import Conflict, conflicts
 from ..hooks.patching import Patches
+from .autotune import run_first_config
 from .errors import Unsupported
 from .fallback import interpret, notice
 from .launcher import ANYWHERE, CompiledKernel
@@ -199,7 +200,7 @@ def _install() -> None:
     def tune(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _current() is None or not on_cpu((*args, *kwargs.values())):
             return stock_tune(self, *args, **kwargs)
-        return _run_first_config(self, args, kwargs)
+        return run_first_config(self, args, kwargs)
 
     run.runs_on_cpu = True  # type: ignore[attr-defined]  # said to kernels that would interpret themselves
     _patches.set(JITFunction, "run", run)
@@ -226,16 +227,3 @@ def extents(grid: Any) -> Grid:
     """Three extents from one to three, as Triton takes them."""
     x, y, z = (*map(int, grid), 1, 1)[:3]
     return max(x, 0), max(y, 0), max(z, 0)
-
-
-def _run_first_config(tuner: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Launch with the first configuration that the kernel's own pruning leaves: timing them would mean nothing."""
-    tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
-    try:
-        config = tuner.configs[0] if len(tuner.configs) == 1 else tuner.prune_configs(kwargs)[0]
-        tuner.best_config = config
-        if config.pre_hook is not None:
-            config.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()})
-        return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
-    finally:
-        tuner.nargs = None

@@ -21,10 +21,12 @@ class Prepared:
 
     Attributes:
         binder: how it takes its arguments.
+        constexprs: names of the parameters that are compile-time constants.
     """
 
     def __init__(self, function: JITFunction) -> None:
         self.binder = Binder(function)
+        self.constexprs = frozenset(parameter.name for parameter in function.params if parameter.is_constexpr)
         self._built: dict[tuple[Any, ...], CompiledKernel | Unsupported] = {}
         self._lock = threading.Lock()
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from torch import Tensor
 
@@ -73,6 +74,7 @@ def virtual_device(
     poison: Poison = POISON,
     sink: EventSink | None = None,
     hooks: tuple[Hook, ...] = (),
+    kernels: Literal["compiled", "interpreted"] = "compiled",
 ) -> Iterator[VirtualDevice]:
     """Run code that says ``device="cuda"`` on a virtual asynchronous device.
 
@@ -84,6 +86,8 @@ def virtual_device(
             number; see :mod:`mrv2.checks.virtual.uninitialised`.
         sink: judges the events, in the place of the happens-before checker.
         hooks: installers beyond the standard ones, each of which returns its undo.
+        kernels: how Triton kernels run: compiled for the CPU, all but those that cannot be, or all in Triton's
+            interpreter, which is hundreds of times slower and the reference.
 
     Raises:
         CheckError: a virtual device is open already, there is no such schedule, or the trace cannot be written.
@@ -92,11 +96,11 @@ def virtual_device(
     with contextlib.ExitStack() as stack:
         told = judge if trace is None else Tee(judge, stack.enter_context(TraceWriter(Path(trace))))
         runtime = Runtime(told, start_scheduler(schedule, seed), poison=poison)
-        stack.enter_context(installed(runtime, (*_standard_hooks(), *hooks)))
+        stack.enter_context(installed(runtime, (*_standard_hooks(kernels == "compiled"), *hooks)))
         yield VirtualDevice(runtime, judge)
 
 
-def _standard_hooks() -> tuple[Hook, ...]:
+def _standard_hooks(compiled: bool) -> tuple[Hook, ...]:
     """What watches the program beside torch itself; imported late, since Triton is heavy."""
     from ..hooks import numpy_alias, snapshots, threads
 
@@ -105,7 +109,7 @@ def _standard_hooks() -> tuple[Hook, ...]:
         return hooks
     from ..hooks import triton_launch
 
-    return (*hooks, triton_launch.install)
+    return (*hooks, functools.partial(triton_launch.install, compiled=compiled))
 
 
 def uva_view(tensor: Tensor) -> DeviceTensor:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -125,6 +126,7 @@ class BlockMap:
 
     def __init__(self) -> None:
         self._bases: list[int] = []
+        self._bounds = array("Q")  # base and end of each block, in the order of the bases
         self._blocks: dict[int, Block] = {}
 
     def __iter__(self) -> Iterator[Block]:
@@ -136,12 +138,17 @@ class BlockMap:
         index = bisect.bisect_left(bases, base)
         if index and base < blocks[bases[index - 1]].end:
             index -= 1
-            del blocks[bases.pop(index)]
+            del blocks[self._pop(index)]
         end = base + block.size
         while index < len(bases) and bases[index] < end:
-            del blocks[bases.pop(index)]
+            del blocks[self._pop(index)]
         bases.insert(index, base)
+        self._bounds[2 * index : 2 * index] = array("Q", (base, end))
         blocks[base] = block
+
+    def _pop(self, index: int) -> int:
+        del self._bounds[2 * index : 2 * index + 2]
+        return self._bases.pop(index)
 
     def find(self, address: int) -> Block | None:
         """The block that holds an address."""
@@ -156,12 +163,16 @@ class BlockMap:
         """Forget a block, unless it has gone already."""
         if self._blocks.get(block.base) is block:
             del self._blocks[block.base]
-            del self._bases[bisect.bisect_left(self._bases, block.base)]
+            self._pop(bisect.bisect_left(self._bases, block.base))
 
     def intervals(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First and one-past-last addresses of all blocks, sorted."""
-        bases = np.array(self._bases, np.int64)
-        return bases, bases + np.array([self._blocks[base].size for base in self._bases], np.int64)
+        bounds = np.array(self._bounds, np.int64)
+        return bounds[::2], bounds[1::2]
+
+    def packed(self) -> bytes:
+        """First and one-past-last address of each block, sorted, as native 64-bit words."""
+        return self._bounds.tobytes()
 
 
 class Memory:

@@ -122,6 +122,10 @@ class Runtime:
         """First and one-past-last addresses of all blocks, as sorted int64 arrays."""
         return self.memory.blocks.intervals()
 
+    def packed_blocks(self) -> bytes:
+        """First and one-past-last address of each block, sorted, as native 64-bit words."""
+        return self.memory.blocks.packed()
+
     def record_stream(self, face: Face, stream: Any) -> None:
         """A device block is used on another stream; a view of pinned memory is none of the allocator's."""
         block = getattr(face.owner, "block", None)

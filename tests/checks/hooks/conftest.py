@@ -124,6 +124,9 @@ class Device:
         bases = [block.base for block in self._blocks]
         return np.array(bases, np.int64), np.array([block.base + block.size for block in self._blocks], np.int64)
 
+    def packed_blocks(self):
+        return np.stack(self.blocks(), axis=1).astype(np.uint64).tobytes()
+
     def host_access(self, ranges, *, write, name, certain=True):
         tracked = [piece for piece in ranges if self.find_block(piece[0]) is not None]
         if not tracked or not self.active:

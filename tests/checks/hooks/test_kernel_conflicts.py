@@ -61,9 +61,9 @@ def locked(lock_ptr, sum_ptr, EARLY: tl.constexpr):
     tl.atomic_xchg(lock_ptr, 0, sem="release")
 
 
-@pytest.fixture
-def gpu(device):
-    undo = triton_launch.install(device)
+@pytest.fixture(params=["compiled", "interpreted"])
+def gpu(device, request):
+    undo = triton_launch.install(device, compiled=request.param == "compiled")
     yield device
     undo()
 

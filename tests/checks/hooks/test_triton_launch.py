@@ -1,5 +1,6 @@
 """Launches of Triton kernels on a device that runs them later."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -14,7 +15,10 @@ from triton.runtime.interpreter import InterpretedFunction, TensorHandle, interp
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from mrv2.checks.findings import Verdict
 from mrv2.checks.hooks import triton_launch, triton_tap
+from mrv2.checks.triton_cpu.errors import Unsupported
+from mrv2.checks.triton_cpu.fallback import InterpretedKernel
 from mrv2.refrunner.kernels.gumbel import combine_blocks, sample_blocks
 
 TWO = tl.constexpr(2)
@@ -90,7 +94,7 @@ def fails(x_ptr):
 
 @triton.jit
 def spins(flag_ptr):
-    while tl.load(flag_ptr) == 0:
+    while tl.load(flag_ptr, volatile=True) == 0:
         pass
 
 
@@ -98,8 +102,13 @@ def spins(flag_ptr):
 def turns(out_ptr):
     value = 1
     while value > 0:
-        value = value * 1
+        value = value ^ tl.load(out_ptr)
     tl.store(out_ptr, value)
+
+
+@triton.jit
+def largest(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    tl.store(out_ptr, tl.argmax(tl.load(x_ptr + tl.arange(0, BLOCK)), 0))
 
 
 @triton.jit
@@ -113,7 +122,8 @@ def stray_store(out_ptr, BLOCK: tl.constexpr):
     lane = tl.arange(0, BLOCK)
     tl.store(out_ptr + lane, lane.to(tl.float32))
     tl.atomic_add(out_ptr + lane, 1.0)
-    tl.atomic_cas(out_ptr.to(tl.pointer_type(tl.int32)) + lane, 0, 5)
+    no, five = tl.zeros([BLOCK], tl.int32), tl.full([BLOCK], 5, tl.int32)
+    tl.atomic_cas(out_ptr.to(tl.pointer_type(tl.int32)) + lane, no, five)
 
 
 @triton.autotune(
@@ -133,9 +143,25 @@ def tuned(x_ptr, out_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
 HOOKED = []
 
 
+@pytest.fixture(params=["compiled", "interpreted"])
+def gpu(device, request):
+    """A device that Triton launches on, in both ways; where the interpreter is set there is only one."""
+    undo = triton_launch.install(device, compiled=request.param == "compiled")
+    yield device
+    undo()
+
+
 @pytest.fixture
-def gpu(device):
-    """A device that Triton launches on."""
+def interpreting(device):
+    """A device that interprets all kernels."""
+    undo = triton_launch.install(device, compiled=False)
+    yield device
+    undo()
+
+
+@pytest.fixture
+def compiling(device):
+    """A device that compiles all kernels."""
     undo = triton_launch.install(device)
     yield device
     undo()
@@ -169,7 +195,8 @@ class TestLaunch:
         gpu.run()
         assert gpu.ranges(x, write=False) == [(0, 1), (2, 3), (4, 5), (6, 7)]
 
-    def test_integer_mask(self, gpu):
+    def test_integer_mask(self, interpreting):
+        gpu = interpreting
         x, out = gpu.device([1.0] * 4), gpu.device([0.0] * 4)
         mask = gpu.device([0, 1, 0, 2], torch.int32)
         integer_mask[(1,)](x, out, mask, BLOCK=4)
@@ -308,7 +335,44 @@ class TestArguments:
 
 
 class TestFaults:
-    def test_exception_is_a_fault_and_what_came_before_is_told(self, gpu):
+    def test_a_kernel_that_does_not_compile_is_an_error_at_the_launch(self, compiling):
+        with pytest.raises(triton.CompilationError, match="power of 2"):
+            fails[(1,)](compiling.device([1.0]))
+        assert not compiling.engine.pending
+
+    def test_a_kernel_that_cannot_be_compiled_for_the_cpu_is_interpreted(self, compiling, monkeypatch):
+        def refuse(*_args, **_options):
+            raise Unsupported("tt.unheard_of")
+
+        monkeypatch.setattr("mrv2.checks.triton_cpu.prepared.compiled", refuse)
+        other = type(double_all)(double_all.fn)
+        x, out = compiling.device([1.0, 2.0]), compiling.device([0.0] * 2)
+        with pytest.warns(InterpretedKernel, match="tt.unheard_of"):
+            other[(1,)](x, out, 2, BLOCK=2)
+        other[(1,)](x, out, 2, BLOCK=2)  # said once
+        compiling.run()
+        assert values(out) == [2.0, 4.0]
+
+    def test_nan_in_an_argmax_is_told(self, compiling):
+        x, out = compiling.device([1.0, float("nan"), 3.0, 2.0]), compiling.device([0], torch.int32)
+        for _ in range(2):
+            largest[(1,)](x, out, BLOCK=4)
+        compiling.run()
+        assert compiling.codes == ["MRV310"]
+        finding = compiling.judge.findings[0]
+        assert finding.verdict is Verdict.SUSPECT
+        assert finding.where[0].function == "largest"
+        assert finding.evidence["NaNs"] == 1
+
+    def test_no_nan_in_an_argmax(self, compiling):
+        x, out = compiling.device([1.0, float("-inf"), 3.0, float("inf")]), compiling.device([0], torch.int32)
+        largest[(1,)](x, out, BLOCK=4)
+        compiling.run()
+        assert compiling.codes == []
+        assert values(out) == [3]
+
+    def test_exception_is_a_fault_and_what_came_before_is_told(self, interpreting):
+        gpu = interpreting
         x = gpu.device([1.0])
         fails[(1,)](x)
         gpu.run()
@@ -323,7 +387,7 @@ class TestFaults:
         kernel[(1,)](gpu.device([0], torch.int32))
         gpu.run()
         assert gpu.codes == ["MRV214"]
-        assert "without coming to its end" in gpu.judge.findings[0].title
+        assert "its end" in gpu.judge.findings[0].title
 
     @pytest.mark.parametrize(("shift", "lanes"), [(3, 3), (-2, 2)])
     def test_stray_lanes_are_reported_and_not_executed(self, gpu, shift, lanes):
@@ -365,14 +429,16 @@ class TestRestoring:
         ]
         return own, set(vars(interpreter_builder)) - {"grid_dim", "grid_idx"}, set(globals())
 
-    def test_nothing_is_left_behind(self, device):
+    @pytest.mark.parametrize("compiled", [True, False])
+    def test_nothing_is_left_behind(self, device, compiled):
         before = self._snapshot()
-        undo = triton_launch.install(device)
+        undo = triton_launch.install(device, compiled=compiled)
         installed = self._snapshot()
         x, out = device.device([1.0]), device.device([0.0] * 4)
         for _ in range(2):
             library[(1,)](x, out, 1, BLOCK=1)
-            fails[(1,)](x)
+            with contextlib.suppress(triton.CompilationError):
+                fails[(1,)](x)
             device.run()
             assert self._snapshot() == installed
         undo()
