@@ -191,8 +191,10 @@ class Program:
         name, frame = self._unused(value.name), self._frames[-1]
         slot = self._place(name, value.element, value.lanes)
         self.copy(name, value)
-        if self._depth == frame.depth:
+        if self._depth == frame.depth and frame.block is not None:
             frame.arrays[value] = name
+            last = self._places.last_read(value, frame.block)
+            frame.held.append((len(frame.block.operations) if last is None else last, slot))
         else:
             frame.held.append((-1, slot))
         return name
