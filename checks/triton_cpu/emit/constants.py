@@ -73,31 +73,6 @@ def same_lanes(program: Program, operation: Operation, index: str) -> str:
     return program.lane(operation.operands[0], index)
 
 
-@view("tt.broadcast")
-def broadcast(program: Program, operation: Operation, index: str) -> str:
-    """Dimensions of one lane repeated."""
-    (source,), (result,) = operation.operands, operation.results
-    assert source.shape is not None and result.shape is not None
-    return program.lane(source, broadcast_index(source.shape, result.shape, index))
-
-
-def broadcast_index(source: tuple[int, ...], target: tuple[int, ...], index: str) -> str:
-    """C expression of the lane of ``source`` that lane ``index`` of ``target`` repeats; sizes are powers of two."""
-    parts = []
-    inner, stride = 1, 1
-    for small, large in zip(reversed(source), reversed(target), strict=True):
-        if small != 1:
-            parts.append(_digit(index, inner, large, stride))
-        inner *= large
-        stride *= small
-    return f"({' + '.join(reversed(parts))})" if parts else "0"
-
-
-def _digit(index: str, inner: int, size: int, stride: int) -> str:
-    digit = f"({index}) / {inner} % {size}" if inner > 1 else f"({index}) % {size}"
-    return f"({digit}) * {stride}" if stride > 1 else digit
-
-
 @statement("tt.unsplat")
 def unsplat(program: Program, operation: Operation) -> None:
     """The only lane of a tensor as scalar."""

@@ -14,7 +14,7 @@ from ..ir import Operation, Scalar, Value
 from .layout import array_in_order, memory_order, steps
 from .numpy_calls import call_loop
 from .program import Program
-from .regions import Axis, arguments_of, axis_of, call, set_lanes
+from .regions import Axis, arguments_of, axis_of, call, counted, set_lanes
 from .registry import statement
 from .scalars import Element, c_type, size
 from .shape import renumbered
@@ -54,7 +54,7 @@ def _fold_by_numpy(program: Program, operation: Operation, function: str) -> Non
     target, finish = _target(program, operation, order)
     loop = program.loop(function, operand.element)
     first = 0 if function == "add" else 1
-    with program.block(f"for (int32_t outer = 0; outer < {axis.outer}; outer++)"):
+    with counted(program, "outer", axis.outer):
         program.line(f"{kind} *const row = {source} + outer * {axis.length * axis.inner};")
         program.line(f"{kind} *const fold = {target} + outer * {axis.inner};")
         with program.lanes(axis.inner, "k"):
@@ -93,7 +93,7 @@ def _numpy_steps(program: Program, loop: str, axis: Axis, first: int, width: int
     if axis.inner == 1:
         call_loop(program, loop, ("fold", f"row + {first}", "fold"), (axis.length - first,), (0, width, 0))
         return
-    with program.block(f"for (int32_t along = {first}; along < {axis.length}; along++)"):
+    with counted(program, "along", axis.length, first):
         row = f"row + along * {axis.inner}"
         call_loop(program, loop, ("fold", row, "fold"), (axis.inner,), (width, width, width))
 
@@ -107,13 +107,10 @@ def _fold(program: Program, operation: Operation) -> None:
         so_far, next_one = next_one, so_far  # so that the first of equals stays
     names, others = ([program.storage(value) for value in values] for values in (so_far, next_one))
     watch = NanWatch(program, operation)
-    with (
-        program.block(f"for (int32_t outer = 0; outer < {axis.outer}; outer++)"),
-        program.lanes(axis.inner, "inner"),
-    ):
+    with counted(program, "outer", axis.outer), counted(program, "inner", axis.inner):
         set_lanes(program, names, operation.operands, axis.lane("outer", "0", "inner"))
         watch.check(names)
-        with program.block(f"for (int32_t along = 1; along < {axis.length}; along++)"):
+        with counted(program, "along", axis.length, 1):
             set_lanes(program, others, operation.operands, axis.lane("outer", "along", "inner"))
             watch.check(others)
             call(program, operation, names)

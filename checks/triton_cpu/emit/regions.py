@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..ir import Operation, Value
@@ -42,6 +43,16 @@ def axis_of(operation: Operation) -> Axis:
 def arguments_of(operation: Operation) -> tuple[Value, ...]:
     """The arguments of its only region."""
     return operation.regions[0].blocks[0].arguments
+
+
+@contextmanager
+def counted(program: Program, name: str, count: int, first: int = 0) -> Iterator[None]:
+    """A loop, or without one what it would do once."""
+    once = first + 1 == count
+    with program.block("" if once else f"for (int32_t {name} = {first}; {name} < {count}; {name}++)"):
+        if once:
+            program.line(f"const int32_t {name} = {first};")
+        yield
 
 
 def set_values(program: Program, names: Sequence[str], values: Sequence[str]) -> None:

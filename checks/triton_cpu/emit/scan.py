@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..ir import Operation
 from .program import Program
-from .regions import arguments_of, axis_of, call, set_lanes
+from .regions import arguments_of, axis_of, call, counted, set_lanes
 from .registry import statement
 
 
@@ -19,9 +19,9 @@ def scan(program: Program, operation: Operation) -> None:
     so_far, next_one = names[: len(names) // 2], names[len(names) // 2 :]
     step = f"{axis.length - 1} - step" if operation.attributes.get("reverse") else "step"
     with (
-        program.block(f"for (int32_t outer = 0; outer < {axis.outer}; outer++)"),
-        program.lanes(axis.inner, "inner"),
-        program.block(f"for (int32_t step = 0; step < {axis.length}; step++)"),
+        counted(program, "outer", axis.outer),
+        counted(program, "inner", axis.inner),
+        counted(program, "step", axis.length),
     ):
         program.line(f"const int32_t place = {axis.lane('outer', f'({step})', 'inner')};")
         set_lanes(program, next_one, operation.operands, "place")

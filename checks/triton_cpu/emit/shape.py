@@ -13,6 +13,14 @@ from .program import Program
 from .registry import statement, view
 
 
+@view("tt.broadcast")
+def broadcast(program: Program, operation: Operation, index: str) -> str:
+    """Each lane of an axis of extent 1 is many lanes of the result."""
+    source, target = _shape(operation.operands[0].shape), _shape(operation.results[0].shape)
+    strides = [0 if small != large else step for small, large, step in zip(source, target, steps(source), strict=True)]
+    return program.lane(operation.operands[0], renumbered(index, target, strides))
+
+
 @view("tt.trans")
 def transpose(program: Program, operation: Operation, index: str) -> str:
     """Axis ``k`` of the result is axis ``order[k]`` of the operand."""
