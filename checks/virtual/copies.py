@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from ..events import OperationKind, Space
 from ..semantics import COPIES, CopyRule, Direction, HostMemory, HostRead, InCapture, Waits, one_transfer, staging_waits
-from .errors import VirtualDeviceError
+from .errors import UnsupportedOperationError, VirtualDeviceError
 from .layouts import Layout, intern_layout, layout_of, tensor_ranges
 from .memory import Block
 from .queues import PendingOperation
@@ -41,6 +42,13 @@ class Copies:
             args: of the call, without the tensor.
             kwargs: of the call.
         """
+        if is_lazy(tensor):
+            raise UnsupportedOperationError(
+                "uninitialised parameter of a lazy module, moved to the device",
+                "a parameter has a shape before it is moved",
+                "what has no memory cannot be followed on the device",
+                "one call of the module on the host first, or a module with its sizes given",
+            )
         target, dtype, non_blocking, copy, memory_format = _parse_to(args, kwargs)
         here = isinstance(tensor, DeviceTensor)
         there = here if target is None else needs_device(target)

@@ -374,4 +374,6 @@ def _output(item: Any, models: list[Tensor], before: list[Any]) -> Output:
             if (made.shape, made.stride()) == before[index]:
                 return Same(index)
             return Resized(index, layout_of(made))
+    if item.layout is not torch.strided or item.is_nested or item.is_quantized:
+        raise TypeError("not a dense tensor")
     return Fresh(layout_of(item))

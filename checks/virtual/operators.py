@@ -16,9 +16,10 @@ from ..events import OperationKind
 from ..semantics import CAPTURE_CALLS, NOT_WAITING_OPERATORS, WAITING_OPERATORS, CaptureCall, isin_waits
 from .calls import INDEXING, Call, Ranges, Recipe, Touched, kernel, kernel_aside, kernel_now, ranges_of
 from .custom import DeclaredCalls
+from .errors import UnsupportedOperationError
 from .inference import Fresh, NoPlan, Output, Resized, Same, Value, operator_of, plan
-from .layouts import Layout, layout_of, row_major, tensor_ranges
-from .storages import DeviceStorage, refuse_other_side
+from .layouts import Layout, layout_of, tensor_ranges
+from .memory_operators import MemoryOperators
 from .tensor import DeviceTensor, Face, face_of, needs_device, plain_face, rebind, wrap
 from .threads import ABOVE_KERNELS, NoDispatch, NoFunctions, heres
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _aten = torch.ops.aten
 #: Recipes remembered before the table starts anew.
 MAX_RECIPES = 1 << 16
+#: Operators that take sizes as a tensor of the host.
+_TAKE_HOST_TENSORS = frozenset({"aten::_pack_padded_sequence_backward"})
 _recipes: dict[tuple[Any, ...] | None, Recipe] = {}
 
 
@@ -38,19 +41,8 @@ class Operators:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._declared = DeclaredCalls(runtime)
-        self._special: dict[Any, Callable[[Call], Any]] = {
-            _aten.copy_.default: self._copy,
-            _aten._to_copy.default: self._to_copy,
-            _aten.is_pinned.default: lambda call: self._runtime.copies.is_pinned(call.plain[0]),
-            _aten._pin_memory.default: lambda call: self._runtime.copies.pin(call.plain[0]),
-            _aten.pin_memory.default: lambda call: self._runtime.copies.pin(call.plain[0]),
-            _aten.resize_.default: self._resize,
-            _aten.set_.default: self._set,
-            _aten.set_.source_Tensor: self._set,
-            _aten.set_.source_Storage: self._set,
-            _aten.set_.source_Storage_storage_offset: self._set,
-            _aten._foreach_copy_.default: self._foreach_copy,
-        }
+        self._memory = MemoryOperators(runtime, self)
+        self._special = self._memory.special
 
     def dispatch(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """One operator call, from either mode; returns what the program gets."""
@@ -97,7 +89,7 @@ class Operators:
         special = self._special.get(operator.func)
         if special is not None:
             return special(call)
-        return self._on_device(call) if on_device else self._on_host(call)
+        return self.on_device(call) if on_device else self.on_host(call)
 
     def _meant_for_device(self, call: Call) -> bool:
         """C++ allocates helpers like its argument, which it takes to be on the CPU; the argument knows better.
@@ -108,7 +100,8 @@ class Operators:
 
     # Host
 
-    def _on_host(self, call: Call) -> Any:
+    def on_host(self, call: Call) -> Any:
+        """Compute now; on tracked memory it is an access of the host."""
         operator = call.operator
         if operator.factory and call.kwargs.get("pin_memory"):
             kwargs = {**call.kwargs, "pin_memory": False}
@@ -124,15 +117,16 @@ class Operators:
 
     # Device
 
-    def _on_device(self, call: Call) -> Any:
+    def on_device(self, call: Call) -> Any:
+        """Tell the sink now, compute later."""
         operator = call.operator
         if operator.changes_shape:
             return self._change_shape(call)
         if operator.view:
             return self._view(call, None)
         waits = self._waits(call)
-        self._check_devices(call)
-        self._freeze_host_tensors(call)
+        self.check_devices(call)
+        self.freeze_host_tensors(call)
         if waits:
             return self._run_now(call)
         try:
@@ -153,9 +147,9 @@ class Operators:
             return isin_waits(call.plain[0].numel(), call.plain[1].numel())
         return (operator.waits and name not in NOT_WAITING_OPERATORS) or name in WAITING_OPERATORS
 
-    def _check_devices(self, call: Call) -> None:
+    def check_devices(self, call: Call) -> None:
         """C++ takes all tensors to be on the CPU, so a mixture must be refused here."""
-        if call.operator.metadata:
+        if call.operator.metadata or call.operator.schema_name in _TAKE_HOST_TENSORS:
             return
         if call.operator.schema_name in INDEXING:
             if type(call.tensors[0]) is not DeviceTensor:
@@ -167,7 +161,7 @@ class Operators:
                 f"(when checking arguments of {call.operator.name})"
             )
 
-    def _freeze_host_tensors(self, call: Call) -> None:
+    def freeze_host_tensors(self, call: Call) -> None:
         """A host tensor among device tensors is read at the call, a 0-dim operand as well as an index."""
         for tensor in call.tensors:
             if type(tensor) is not DeviceTensor:
@@ -218,7 +212,7 @@ class Operators:
         before = [face_of(call.tensors[index]) for index in moved]  # type: ignore[arg-type]
         reads = ranges_of(call, touched.reads) + ranges_of(call, tuple(moved))
         writes = ranges_of(call, tuple(index for index in touched.writes if index not in moved))
-        after = [self._room(face, layout) for face, layout in zip(before, moved.values(), strict=True)]
+        after = [self._memory.room(face, layout) for face, layout in zip(before, moved.values(), strict=True)]
         for index, face in zip(moved, after, strict=True):
             rebind(call.tensors[index], face)  # type: ignore[arg-type]
             writes += face.ranges
@@ -330,7 +324,7 @@ class Operators:
             tensor = call.tensors[index]
             assert type(tensor) is DeviceTensor
             if values.shape != tensor.shape:
-                face = self._room(face_of(tensor), layout_of(values))
+                face = self._memory.room(face_of(tensor), layout_of(values))
                 face.raw.copy_(values)
                 rebind(tensor, face)
             call.plain[index] = values
@@ -344,6 +338,8 @@ class Operators:
         for tensor, raw in zip(call.tensors, call.plain, strict=True):
             if raw is result:
                 return tensor
+        if result.layout is not torch.strided or result.is_nested or result.is_quantized:
+            raise _unlike_memory(call, result)
         made = self.empty(layout_of(result))
         made._face.raw.copy_(result)
         return made
@@ -356,107 +352,15 @@ class Operators:
             raw, owner = runtime.memory.allocate_device(layout, runtime.current_queue())
             return wrap(raw, owner, runtime, layout)
 
-    # Special operators
 
-    def _copy(self, call: Call) -> Any:
-        if not call.on_device:
-            return self._on_host(call)
-        target, source = call.tensors
-        if call.overlaps or target.shape != source.shape:
-            self._check_copy(call)
-        non_blocking = call.args[2] if len(call.args) > 2 else call.kwargs.get("non_blocking", False)
-        return self._runtime.copies.copy(target, source, non_blocking)
-
-    def _check_copy(self, call: Call) -> None:
-        """What the kernel would refuse is refused at the call."""
-        try:
-            plan(call.operator, call.args[:2], {}, call.overlaps)
-        except NoPlan as error:
-            raise error.__cause__ or error from None
-
-    def _foreach_copy(self, call: Call) -> Any:
-        if not call.on_device:
-            return self._on_host(call)
-        count = len(call.args[0])
-        non_blocking = call.args[2] if len(call.args) > 2 else call.kwargs.get("non_blocking", False)
-        for target, source in zip(call.tensors[:count], call.tensors[count:], strict=True):
-            self._runtime.copies.copy(target, source, non_blocking)
-        return None
-
-    def _to_copy(self, call: Call) -> Any:
-        """Between the sides it is a copy; C++ asks for the CPU when it means the device of its argument."""
-        source = call.tensors[0]
-        target = call.kwargs.get("device")
-        if type(source) is DeviceTensor:
-            call.kwargs.pop("device", None)
-            return self._on_device(call)
-        if target is None or target.type != "cuda":
-            return self._on_host(call)
-        return self._runtime.copies.upload(
-            source,
-            call.kwargs.get("dtype"),
-            non_blocking=call.kwargs.get("non_blocking", False),
-            memory_format=call.kwargs.get("memory_format") or torch.preserve_format,
-        )
-
-    def _set(self, call: Call) -> Any:
-        """A tensor gets other memory: that of a tensor, of a storage, or none."""
-        _, *rest = call.args
-        source = rest[0] if rest else None
-        if not call.on_device:
-            if isinstance(source, DeviceStorage):
-                refuse_other_side("cpu", "cuda:0")
-            return self._on_host(call)
-        self._check_devices(call)
-        target, *others = call.tensors
-        assert type(target) is DeviceTensor
-        if others:
-            rebind(target, face_of(others[0]))  # type: ignore[arg-type]
-        else:
-            storages = self._runtime.storages
-            storage = storages.new(0) if source is None else source
-            rebind(target, storages.face(storage, face_of(target).layout.dtype, *rest[1:], **call.kwargs))
-        return target
-
-    def _resize(self, call: Call) -> Any:
-        if not call.on_device:
-            return self._on_host(call)
-        tensor = call.tensors[0]
-        assert type(tensor) is DeviceTensor
-        old = face_of(tensor)
-        layout = _resized_layout(old.layout.dtype, *call.args[1:], **call.kwargs)
-        new = self._room(old, layout)
-        if new.owner is not old.owner:
-            self._move_elements(new, old)
-        rebind(tensor, new)
-        return tensor
-
-    def _room(self, face: Face, layout: Layout) -> Face:
-        """Where a tensor of this layout lies that takes the place of another: in the same memory, if it is enough."""
-        plain = face.raw.untyped_storage()
-        first = face.raw.storage_offset()
-        if first * layout.dtype.itemsize + layout.span <= plain.nbytes() and layout.span:
-            raw = torch.empty(0, dtype=layout.dtype).set_(plain, first, layout.shape, layout.stride)
-            return Face(raw, layout, face.owner, self._runtime)
-        return face_of(self.empty(layout))
-
-    def _move_elements(self, new: Face, old: Face) -> None:
-        """All elements behind the first one that fit, as they lie in memory."""
-        plain, first, size = old.raw.untyped_storage(), old.raw.storage_offset(), old.layout.dtype.itemsize
-        count = min(plain.nbytes() // size - first, new.layout.span // size)
-        if count:
-            flat = row_major((int(count),), old.layout.dtype)
-            raws = [face.raw.as_strided(flat.shape, flat.stride) for face in (new, old)]
-            target, source = (Face(raw, flat, None, self._runtime) for raw in raws)
-            self._runtime.copies._on_device(target, source)
-
-
-def _resized_layout(
-    dtype: torch.dtype, size: Sequence[int], memory_format: torch.memory_format | None = None
-) -> Layout:
-    if memory_format in (None, torch.contiguous_format):
-        return row_major(size, dtype)
-    return layout_of(torch.empty(torch.Size(size), dtype=dtype, device="meta", memory_format=memory_format))
+def _unlike_memory(call: Call, result: Tensor) -> UnsupportedOperationError:
+    kind = "nested" if result.is_nested else "quantized" if result.is_quantized else str(result.layout)
+    return UnsupportedOperationError(
+        f"{call.operator.name}, which returns a {kind} tensor",
+        "tensors of the virtual device are dense",
+        "which bytes such a tensor touches is not modelled",
+        "a dense tensor with a mask or with indices beside it",
+    )
 
 
 def _argument(call: Call, output: Output) -> Any:
