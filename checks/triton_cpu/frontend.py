@@ -18,9 +18,11 @@ from typing import Any
 from triton._C.libtriton import ir, passes
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
+from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from .errors import Unsupported
+from .language import compiled_language, jit_function
 
 _TARGET = GPUTarget("cuda", 90, 32)
 #: All that Triton knows; no single GPU has all of them.
@@ -31,7 +33,7 @@ _lock = threading.RLock()
 
 
 def ttir(
-    kernel: JITFunction[Any],
+    kernel: JITFunction[Any] | InterpretedFunction[Any],
     signature: Mapping[str, Any],
     constants: Mapping[str | tuple[int, ...], Any] = MappingProxyType({}),
     options: Mapping[str, Any] = MappingProxyType({}),
@@ -42,7 +44,7 @@ def ttir(
     with NaN as i1; since Triton 3.9 whether it rounds to TF32 as i1; then n sizes as i32 and n strides as i64 again.
 
     Args:
-        kernel: a function decorated with ``triton.jit``.
+        kernel: a function decorated with ``triton.jit``; ``TRITON_INTERPRET`` may have been set.
         signature: for each parameter its type as Triton writes it (``"*fp32"``, ``"i32"``,
             ``"tensordesc<fp16[64,64]>"``), a tuple of such, or ``"constexpr"``.
         constants: values of the parameters that are ``"constexpr"``, by name, or by path for those within tuples.
@@ -53,13 +55,14 @@ def ttir(
         triton.compiler.errors.CompilationError: Triton refuses the kernel; names the line.
         Unsupported: the kernel is written in Gluon, which describes one kind of GPU.
     """
-    if kernel.is_gluon():
-        raise Unsupported(f"the Gluon kernel {kernel.__name__}")
-    with _lock:
+    function = jit_function(kernel)
+    if function.is_gluon():
+        raise Unsupported(f"the Gluon kernel {function.__name__}")
+    with _lock, compiled_language():
         try:
-            return _compiled(kernel, dict(signature), dict(constants), dict(options))
+            return _compiled(function, dict(signature), dict(constants), dict(options))
         except Exception as error:
-            _forget_frames(error)
+            _forget_module(error)
             raise
 
 
@@ -82,7 +85,7 @@ def _compiled(
 def _run_passes(module: Any, context: Any) -> None:
     manager = ir.pass_manager(context)
     passes.common.add_inliner(manager)
-    if hasattr(passes.ttir, "add_rewrite_tensor_pointer"):  # until Triton 3.6; later there are no block pointers
+    if hasattr(passes.ttir, "add_rewrite_tensor_pointer"):  # Triton 3.6 and 3.7; later there is nothing to lower
         passes.ttir.add_rewrite_tensor_pointer(manager)
     passes.ttir.add_rewrite_tensor_descriptor_to_pointer(manager)
     passes.common.add_canonicalizer(manager)
@@ -96,9 +99,11 @@ def _backend() -> Any:
     return make_backend(_TARGET)
 
 
-def _forget_frames(error: BaseException) -> None:
-    """Let go of what the frames of an error hold: parts of a module that must not outlive Triton's context."""
-    seen: BaseException | None = error
-    while seen is not None:
-        traceback.clear_frames(seen.__traceback__)
-        seen = seen.__cause__ or seen.__context__
+def _forget_module(error: BaseException | None) -> None:
+    """Let go of what an error and its frames hold: parts of a module that must not outlive Triton's compiler."""
+    if error is not None:
+        traceback.clear_frames(error.__traceback__)
+        if isinstance(error, AttributeError):
+            error.obj = None
+        _forget_module(error.__cause__)
+        _forget_module(error.__context__)
