@@ -143,7 +143,7 @@ def _translated(function: InterpretedFunction[Any]) -> JITFunction[Any]:
 def _copied(stock: types.FunctionType, names: dict[str, Any], cells: tuple[types.CellType, ...]) -> types.FunctionType:
     copy = types.FunctionType(stock.__code__, names, stock.__name__, stock.__defaults__, cells or None)
     functools.update_wrapper(copy, stock)
-    del copy.__wrapped__  # it is no wrapper: what it refers to is its own
+    vars(copy).pop("__wrapped__")  # it is no wrapper: what it refers to is its own
     copy.__kwdefaults__ = stock.__kwdefaults__
     return copy
 
