@@ -6,6 +6,7 @@ the call returns; kernels need no change. Launches with tensors on a GPU go to T
 What is checked, and its limits: each access of a kernel must lie in the storage of one of its tensor arguments; lanes
 elsewhere are left out and reported (MRV212). A kernel that loads its pointers from memory, or makes them from integers,
 may touch anything: its arguments do not tell, so its lanes are not checked, and a wrong pointer crashes the process.
+NaNs that an argmax compares are reported (MRV310).
 Programs of one launch that touch the same bytes without leave are reported (MRV211), also those of a kernel that runs
 in the interpreter because it cannot be compiled; nothing else of such a kernel is checked.
 """
@@ -32,7 +33,7 @@ from .autotune import run_first_config
 from .errors import Unsupported
 from .fallback import interpret, notice
 from .launcher import ANYWHERE, CompiledKernel
-from .log import StrayLanes
+from .log import StrayLanes, place_of
 from .memory import Memory, on_cpu
 from .prepared import prepared
 from .report import LaunchReport
@@ -91,6 +92,8 @@ class Session:
         if memory is not None:
             report = LaunchReport(kernel.name, grid, memory)
             self._report(report, result.stray_lanes(), *result.conflicts())
+            if result.nan_count:
+                self._report_nan(report, place_of(result.sites[result.nan_site]), result.nan_count)
         error = result.error()
         if error is not None:
             raise error
@@ -109,6 +112,10 @@ class Session:
         for conflict in found:
             if self._new("MRV211", sites[conflict.earlier.site], sites[conflict.later.site]):
                 self.findings.append(report.conflict(conflict, sites))
+
+    def _report_nan(self, report: LaunchReport, site: Site, count: int) -> None:
+        if self._new("MRV310", site):
+            self.findings.append(report.nan(site, count))
 
     def _new(self, *fault: Any) -> bool:
         known = fault in self._seen

@@ -12,7 +12,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .launcher import ANYWHERE, pack_blocks
 
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
+#: What most arguments are; asked for first, so that a launch costs little.
+_TENSORS: frozenset[Any] = frozenset((torch.Tensor, torch.nn.Parameter))
+_NUMBERS: frozenset[Any] = frozenset((int, float, bool, type(None), str))
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Memory:
         self._named = (names, values)
         self.blocks: list[tuple[int, int]] | None = []
         for value in values:
+            if value.__class__ in _NUMBERS:
+                continue
             for pointer in (value,) if value.__class__ in _TENSORS else pointers(value):
                 storage = storage_of(pointer)
                 if storage is None:
@@ -86,9 +90,15 @@ def on_cpu(args: Sequence[Any]) -> bool:
         if value.__class__ in _TENSORS:
             if not value.is_cpu:
                 return False
-        elif any(getattr(pointer, "device", _CPU).type != "cpu" for pointer in pointers(value)):
+        elif value.__class__ not in _NUMBERS and any(
+            getattr(pointer, "device", _CPU).type != "cpu" for pointer in pointers(value)
+        ):
             return False
     return True
+
+
+def _is_on_cpu(pointer: Any) -> bool:
+    return bool(getattr(pointer, "device", _CPU).type == "cpu")
 
 
 _CPU = torch.device("cpu")

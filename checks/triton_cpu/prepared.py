@@ -38,7 +38,9 @@ class Prepared:
             KeyError: a keyword is neither a parameter nor an option.
             RuntimeError: a global variable has changed since the kernel was compiled, as Triton says it.
         """
-        self._check_globals()
+        used = self.binder.function.used_global_vals
+        if used:
+            _check_globals(used)
         return self.binder.bind(args, kwargs)
 
     def kernel(self, call: Call, *, audit: bool) -> CompiledKernel:
@@ -64,14 +66,14 @@ class Prepared:
                     self._built[key] = error
             return self._built[key]
 
-    def _check_globals(self) -> None:
-        function = self.binder.function
-        for (name, _), (value, owner) in function.used_global_vals.items():
-            now = owner.get(name, _ABSENT)
-            if now is not value and now != value:
-                raise RuntimeError(
-                    f"Global variable {name} has changed since we compiled this kernel, from {value} to {now}"
-                )
+
+def _check_globals(used: Mapping[tuple[str, int], tuple[Any, dict[str, Any]]]) -> None:
+    for (name, _), (value, owner) in used.items():
+        now = owner.get(name, _ABSENT)
+        if now is not value and now != value:
+            raise RuntimeError(
+                f"Global variable {name} has changed since we compiled this kernel, from {value} to {now}"
+            )
 
 
 _prepared: dict[int, Prepared] = {}

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..findings import JSON, Finding, Site, Soundness, Verdict
+from ..codes import CODES
+from ..findings import JSON, Finding, Site, Verdict
 from ..hooks.kernel_conflicts import Conflict
 from ..hooks.kernel_log import KernelAccess
 from ..libraries import is_library
@@ -54,9 +55,15 @@ class LaunchReport:
             "MRV211", title, sites[later.site], (sites[earlier.site],), argument, span, evidence, remedy
         )
 
+    def nan(self, site: Site, count: int) -> Finding:
+        """NaNs that reached an argmax or argmin."""
+        title = f"{self.kernel}: a NaN reaches an argmax or argmin"
+        remedy = "replace NaNs before it (tl.where(x == x, x, -inf)), or find out where they come from"
+        return self._finding("MRV310", title, site, (), None, (0, 0), {"NaNs": count}, remedy, Verdict.SUSPECT)
+
     def _finding(
         self, code: str, title: str, where: Site, other: tuple[Site, ...], argument: Argument | None,
-        span: tuple[int, int], evidence: Mapping[str, JSON], remedy: str,
+        span: tuple[int, int], evidence: Mapping[str, JSON], remedy: str, verdict: Verdict = Verdict.VIOLATION,
     ) -> Finding:  # fmt: skip
         facts: dict[str, JSON] = {"kernel": self.kernel, "grid": list(self.grid), **evidence}
         if argument is not None:
@@ -65,8 +72,8 @@ class LaunchReport:
             facts["size"] = argument.high - argument.low
         return Finding(
             code=code,
-            verdict=Verdict.VIOLATION,
-            soundness=Soundness.SOUND,
+            verdict=verdict,
+            soundness=CODES[code].soundness,
             title=title,
             where=(where, *launching_lines()),
             other=other,

@@ -30,7 +30,7 @@ _PERFORMANCE = frozenset({
 })  # fmt: skip
 _OPTIONS = frozenset(CUDAOptions.__dataclass_fields__) | _PERFORMANCE
 _MISSING = object()
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_TENSORS: frozenset[Any] = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 class Unstable(ValueError):
@@ -103,7 +103,7 @@ class Call(NamedTuple):
     options: dict[str, Any]
 
 
-@dataclass
+@dataclass(slots=True)
 class _Parameter:
     name: str
     constant: bool
@@ -124,6 +124,7 @@ class Binder:
         self.names: list[str] = list(function.arg_names)
         self._parameters = [_Parameter(p.name, p.is_constexpr, p.is_const, p.annotation_type) for p in function.params]
         kinds = {parameter.kind for parameter in self._signature.parameters.values()}
+        self._debug = function.debug
         self._plain = kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}
         self._positions = {name: index for index, name in enumerate(self.names)}
         self._defaults = [p.default if p.has_default else _MISSING for p in function.params]
@@ -146,13 +147,15 @@ class Binder:
                 words.append(value.data_ptr())
             else:
                 key.append(_take(value, parameter, words))
-        debug = options.pop("debug", self.function.debug) or knobs.runtime.debug
-        key.append(bool(debug))
-        if debug:
-            options["debug"] = True
-        if options:
+        if options or self._debug or knobs.runtime.debug:
+            self._set_debug(options)
             key.append(tuple((name, constant_key(value)) for name, value in sorted(options.items())))
         return Call(tuple(key), values, words, options)
+
+    def _set_debug(self, options: dict[str, Any]) -> None:
+        """Turn assertions on if the launch, the kernel or the environment says so."""
+        if options.pop("debug", self._debug) or knobs.runtime.debug:
+            options["debug"] = True
 
     def variant(self, call: Call) -> Variant:
         """What the front end needs to know of a launch."""

@@ -78,6 +78,11 @@ def fills(out_ptr, VALUE: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out_ptr + tl.arange(0, BLOCK), VALUE)
 
 
+@triton.jit
+def best_of(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    tl.store(out_ptr, tl.argmax(tl.load(x_ptr + tl.arange(0, BLOCK)), axis=0))
+
+
 def numbers(count: int = 100) -> tuple[torch.Tensor, ...]:
     return torch.arange(count, dtype=torch.float32), torch.ones(count), torch.zeros(count)
 
@@ -231,6 +236,19 @@ def test_findings_are_of_codes_that_exist():
         add_without_mask[(1,)](*numbers(3), BLOCK=4)
     for finding in session.findings:
         assert CODES[finding.code].soundness is finding.soundness
+
+
+def test_a_nan_in_an_argmax_is_found():
+    x, out = torch.tensor([1.0, 3.0, 2.0, 0.0]), torch.zeros(1, dtype=torch.int32)
+    with enabled() as session:
+        best_of[(1,)](x, out, BLOCK=4)
+        assert (out.item(), session.findings) == (1, [])
+        x[2] = float("nan")
+        best_of[(2,)](x, out, BLOCK=4)
+    (finding,) = session.findings
+    assert (finding.code, finding.verdict) == ("MRV310", Verdict.SUSPECT)
+    assert finding.where[0].function == "best_of"
+    assert finding.evidence["NaNs"] == 2
 
 
 def test_without_checks_nothing_is_found():
