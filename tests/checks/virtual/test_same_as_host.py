@@ -352,3 +352,22 @@ def test_errors_that_depend_on_values_are_those_of_the_values(late):
     with pytest.raises(torch.linalg.LinAlgError, match="singular"):
         torch.linalg.inv(singular)
     assert late.findings == []
+
+
+RESIZED = {
+    "output": lambda room: torch.arange(4.0, out=room[:0]),
+    "in place": lambda room: room[:5].addbmm_(torch.ones(4, 1, 2, device="cuda"), torch.ones(4, 2, 5, device="cuda")),
+}
+
+
+@pytest.mark.parametrize("write", RESIZED.values(), ids=RESIZED.keys())
+@pytest.mark.parametrize("ordered", [False, True])
+def test_the_detector_sees_where_a_resized_tensor_lies(vd, write, ordered):
+    side, room = torch.cuda.Stream(), torch.zeros(8, device="cuda")
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        write(room)
+    if ordered:
+        torch.cuda.current_stream().wait_stream(side)
+    room.sum()
+    assert [finding.code for finding in vd.findings] == ([] if ordered else ["MRV204"])
