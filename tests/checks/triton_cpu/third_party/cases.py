@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -57,7 +56,13 @@ def starts(lengths: torch.Tensor, dtype: torch.dtype = torch.int32) -> torch.Ten
     return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(dtype)
 
 
-Run: TypeAlias = Callable[[Any, Draw], object]
+class Run(Protocol):
+    """A function that is a case."""
+
+    __name__: str
+
+    def __call__(self, module: Any, draw: Draw, /) -> None:
+        """Launch kernels of a module."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +73,16 @@ class Case:
         module: the module that is loaded and handed to ``run``.
         name: of the function that is the case.
         run: launches at least one kernel of the module.
+        conflicts: whether programs of one launch touch the same bytes without leave, in some size; the function says
+            why.
+        ordered: whether the result depends on the order of the programs, in some size; the function says why.
     """
 
     module: str
     name: str
     run: Run
+    conflicts: bool = False
+    ordered: bool = False
 
     @property
     def package(self) -> str:
@@ -83,14 +93,11 @@ class Case:
 class Cases(list[Case]):
     """Cases that functions are added to."""
 
-    def of(self, module: str) -> Callable[[Run], Run]:
+    def of(self, module: str, *, conflicts: bool = False, ordered: bool = False) -> Callable[[Run], Run]:
         """Add the decorated function, a case of a module."""
 
         def add(run: Run) -> Run:
-            self.append(Case(module, getattr(run, "__name__", "?").strip("_"), run))
+            self.append(Case(module, run.__name__, run, conflicts, ordered))
             return run
 
         return add
-
-
-Load: TypeAlias = Callable[[str], ModuleType]

@@ -18,8 +18,9 @@ def top(module: Any, draw: Draw) -> None:
     module.topk(rows, draw.one_of(1, 3, 9), largest=draw.size != 1)
 
 
-@CASES.of("flag_gems.ops.sort")
+@CASES.of("flag_gems.ops.sort", conflicts=True, ordered=True)
 def sorted_by_digits(module: Any, draw: Draw) -> None:
+    """A program waits for those before it, by volatile loads and no atomics: nothing orders what they store."""
     rows, columns = draw.one_of(1, 2, 1), draw.one_of(20, 100, 3000)
     values = draw.one_of(draw.floats(rows, columns), draw.ints(-99, 99, rows, columns).to(torch.int16), None)
     values = draw.ints(0, 255, rows, columns).to(torch.uint8) if values is None else values
@@ -61,8 +62,9 @@ def product(module: Any, draw: Draw) -> None:
     )
 
 
-@CASES.of("flag_gems.fused.bincount")
+@CASES.of("flag_gems.fused.bincount", ordered=True)
 def counted(module: Any, draw: Draw) -> None:
+    """Adds float weights atomically."""
     count = draw.one_of(9, 300, 1000)
     numbers, grid = draw.ints(0, 40, count, dtype=_INT64), ((count + 255) // 256,)
     top = torch.zeros(1, dtype=_INT64)

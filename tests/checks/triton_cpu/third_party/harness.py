@@ -1,4 +1,4 @@
-"""Runs the launches of a case twice, interpreted and compiled, from the same memory, and compares all of it."""
+"""Runs the launches of a case interpreted and compiled, from the same memory, and compares all of it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from triton.compiler import CompilationError
 from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 from mrv2.checks.hooks.patching import Patches
+from mrv2.checks.triton_cpu.autotune import run_first_config
+from mrv2.checks.triton_cpu.enable import extents
 from mrv2.checks.triton_cpu.errors import Unsupported
 from mrv2.checks.triton_cpu.launcher import CompiledKernel, compiled, pack_blocks
 from mrv2.checks.triton_cpu.log import LaunchResult
@@ -32,27 +35,33 @@ class Verdict(enum.Enum):
     COMPLETED = "identical to the completed interpreter"
     NO_REFERENCE = "not interpreted"
     REFUSED = "refused"
+    REJECTED = "rejected by Triton"  # its own front end does not compile it
     DIFFERENT = "different"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch, run twice.
+    """What came of one launch.
 
     Attributes:
         kernel: its function's name.
         programs: size of the grid.
-        detail: the tensors that differ, or the operation that was refused or cannot be interpreted.
-        changed: whether the interpreter changed any byte: a launch that does nothing shows nothing.
-        seconds: of the interpreter and of the compiled launch; the second includes no build.
+        verdict: in short.
+        detail: the tensors that differ; the operation that was refused; why the stock interpreter is no reference.
+        report: what the compiled launch reports: strays, conflicts between programs, a failed assertion.
+        backward: what is different if the programs run in reverse order.
+        changed: whether any byte was changed: a launch that does nothing shows nothing.
+        speed_up: of the compiled launch, accesses checked and logged, over the interpreter; None if it did not run.
     """
 
     kernel: str
     programs: int
     verdict: Verdict
     detail: str
+    report: str
+    backward: str
     changed: bool
-    seconds: tuple[float, float]
+    speed_up: float | None
 
 
 class Memory:
@@ -97,17 +106,14 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 class Comparison:
-    """Replaces the launch of every kernel by two, interpreted and compiled.
+    """Runs each launch of a kernel three times: interpreted, compiled, and compiled with its programs in reverse order.
 
-    Memory keeps what the interpreter made of it, so a difference does not spoil the launches after it.
-
-    Args:
-        reverse: run the programs of compiled launches in descending order.
+    All begin with the same memory, which keeps what the interpreter made of it, so that a difference does not spoil the
+    launches after it.
     """
 
-    def __init__(self, *, reverse: bool = False) -> None:
+    def __init__(self) -> None:
         self.launches: list[Launch] = []
-        self._reverse = reverse
 
     @contextlib.contextmanager
     def watching(self, reached: list[torch.Tensor]) -> Iterator[None]:
@@ -119,7 +125,7 @@ class Comparison:
         patches = Patches()
 
         def run(kernel: JITFunction, /, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-            self.launches.append(_Twice(kernel, grid, args, kwargs, reached, self._reverse).run())
+            self.launches.append(Thrice(kernel, grid, args, kwargs, reached).run())
 
         patches.set(JITFunction, "run", run)
         patches.set(Autotuner, "run", _run_first_configuration)
@@ -130,87 +136,114 @@ class Comparison:
 
 
 def _run_first_configuration(tuner: Any, *args: Any, **kwargs: Any) -> Any:
-    tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
-    return tuner.fn.run(*args, **kwargs, **tuner.configs[0].all_kwargs())
+    return run_first_config(tuner, args, kwargs)
 
 
-class _Twice:
-    """One launch, to be run in both ways."""
+class Thrice:
+    """One launch, to be run in all ways."""
 
     def __init__(
-        self,
-        kernel: JITFunction,
-        grid: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        reached: Iterable[torch.Tensor],
-        reverse: bool,
+        self, kernel: JITFunction, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reached: Iterable[Any]
     ) -> None:
         self._kernel, self._args, self._kwargs = kernel, args, kwargs
-        extents = grid(dict(zip(kernel.arg_names, args, strict=False)) | kwargs) if callable(grid) else grid
-        self._grid = (*map(int, extents), 1, 1)[:3]
+        self._grid = extents(grid(dict(zip(kernel.arg_names, args, strict=False)) | kwargs) if callable(grid) else grid)
         self._tensors = [*tensors_in(args), *tensors_in(tuple(kwargs.values())), *reached]
         self._memory = Memory(self._tensors)
-        self._reverse = reverse
+        self._reference = self._memory.bytes
+        self._interpreted = self._compiled = 0.0
 
     def run(self) -> Launch:
-        """Interpret, restore memory, run compiled, compare."""
+        """Run it and compare."""
         start = time.perf_counter()
         verdict, why = self._interpret()
-        interpreted, reference = time.perf_counter() - start, self._memory.take()
+        self._interpreted = time.perf_counter() - start
+        self._reference = self._memory.take()
         self._memory.restore()
         try:
             kernel, words = self._build()
         except Unsupported as error:
-            self._memory.become(reference)
-            return self._launch(Verdict.REFUSED, str(error), reference, (interpreted, 0.0))
-        start = time.perf_counter()
-        result = self._run(kernel, words)
-        seconds = (interpreted, time.perf_counter() - start)
-        wrong = _wrong(result) or ("" if verdict is Verdict.NO_REFERENCE else self._memory.difference(reference))
-        if verdict is not Verdict.NO_REFERENCE:
-            self._memory.become(reference)
-        return self._launch(Verdict.DIFFERENT if wrong else verdict, wrong or why, reference, seconds)
+            return self._outcome(Verdict.REFUSED, str(error))
+        except CompilationError as error:
+            return self._outcome(Verdict.REJECTED, str(error).strip().rpartition("\n")[2])
+        return self._judged(verdict, why, kernel, words)
 
     def _interpret(self) -> tuple[Verdict, str]:
-        launch = self._kernel, self._grid, self._args, self._kwargs
         try:
-            interpret(*launch)
+            interpret(self._kernel, self._grid, self._args, self._kwargs)
         except interpreter.InterpreterError as stock:
+            why = f"stock: {stock}"
             self._memory.restore()
             try:
-                with completed(self._kernel):
-                    interpret(*launch)
+                self._interpret_completed()
             except interpreter.InterpreterError as error:
                 self._memory.restore()
                 return Verdict.NO_REFERENCE, str(error)
-            return Verdict.COMPLETED, str(stock)
+            return Verdict.COMPLETED, why
         return Verdict.IDENTICAL, ""
+
+    def _interpret_completed(self) -> None:
+        with completed(self._kernel):
+            interpret(self._kernel, self._grid, self._args, self._kwargs)
 
     def _build(self) -> tuple[CompiledKernel, list[Any]]:
         binder = Binder(self._kernel)
         call = binder.bind(self._args, self._kwargs)
         return compiled(binder.variant(call), truncate_bf16=True), call.words
 
-    def _run(self, kernel: CompiledKernel, words: list[Any]) -> LaunchResult:
+    def _judged(self, verdict: Verdict, why: str, kernel: CompiledKernel, words: list[Any]) -> Launch:
+        start = time.perf_counter()
+        report = self._run(kernel, words, step=1)
+        self._compiled = time.perf_counter() - start
+        forward = self._memory.take()
+        if verdict is Verdict.NO_REFERENCE:
+            self._reference = forward
+        verdict, why = self._compared(verdict, why, forward)
+        self._memory.restore()
+        backwards = self._run(kernel, words, step=-1)
+        difference = self._memory.difference(forward)
+        return self._outcome(verdict, why, report, difference or (backwards if backwards.startswith("error") else ""))
+
+    def _compared(self, verdict: Verdict, why: str, forward: list[bytes]) -> tuple[Verdict, str]:
+        difference = self._memory.difference(self._reference)
+        if difference and verdict is Verdict.IDENTICAL:  # the interpreter may have run it wrong
+            verdict, why = Verdict.COMPLETED, f"stock: {difference}"
+            self._memory.restore()
+            with contextlib.suppress(interpreter.InterpreterError):
+                self._interpret_completed()
+            self._reference = self._memory.take()
+            self._memory.become(forward)
+            difference = self._memory.difference(self._reference)
+        return (Verdict.DIFFERENT, difference) if difference else (verdict, why)
+
+    def _run(self, kernel: CompiledKernel, words: list[Any], *, step: int) -> str:
+        """Run compiled; returns what the launch reports."""
         storages = (tensor.untyped_storage() for tensor in self._tensors)
         blocks = pack_blocks((storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages)
-        programs = math.prod(self._grid)
-        order = np.arange(programs, dtype=np.int32)[::-1].copy() if self._reverse else None
-        return kernel.launch(kernel.pack(words), self._grid, blocks=blocks, order=order)
+        order = np.ascontiguousarray(np.arange(math.prod(self._grid), dtype=np.int32)[::step])
+        return _report(kernel.launch(kernel.pack(words), self._grid, blocks=blocks, order=order))
 
-    def _launch(self, verdict: Verdict, detail: str, reference: list[bytes], seconds: tuple[float, float]) -> Launch:
-        changed = self._memory.bytes != reference
-        return Launch(self._kernel.__name__, math.prod(self._grid), verdict, detail, changed, seconds)
+    def _outcome(self, verdict: Verdict, detail: str, report: str = "", backward: str = "") -> Launch:
+        self._memory.become(self._reference)
+        return Launch(
+            self._kernel.fn.__name__,
+            math.prod(self._grid),
+            verdict,
+            detail,
+            report,
+            backward,
+            self._memory.bytes != self._reference,
+            self._interpreted / self._compiled if self._compiled else None,
+        )
 
 
-def _wrong(result: LaunchResult) -> str:
+def _report(result: LaunchResult) -> str:
     """What a launch reports that no kernel of the test should do."""
     error = result.error()
     if error is not None:
-        return str(error)
-    if len(result.strays):
-        stray = result.strays[0]
-        return f"{len(result.strays)} strays, the first at site {result.kernel_sites()[stray['site']]}"
-    conflicts = result.conflicts()
-    return f"{len(conflicts)} conflicts between programs: {conflicts[0]}" if conflicts else ""
+        return f"error: {error}"
+    strays = result.stray_lanes()
+    if strays:
+        return f"{len(strays)} strays, the first {strays[0]}"
+    conflicts, lines = result.conflicts()
+    pairs = {(lines[conflict.earlier.site].line, lines[conflict.later.site].line) for conflict in conflicts}
+    return f"conflicts between the lines {sorted(pairs)}" if pairs else ""

@@ -150,7 +150,7 @@ def masks_of_attention(module: Any, draw: Draw) -> None:
 
 def _heads(draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
     """Queries and keys, shape (batch, heads, tokens, head size)."""
-    tokens, size = draw.one_of(1, 5, 3), draw.one_of(8, 16, 24)
+    tokens, size = draw.one_of(2, 5, 3), draw.one_of(8, 16, 24)
     return draw.floats(2, draw.one_of(2, 4, 3), tokens, size), draw.floats(2, draw.one_of(1, 2, 3), tokens, size)
 
 
@@ -159,6 +159,18 @@ def rope(module: Any, draw: Draw) -> None:
     queries, keys = _heads(draw)
     angles = draw.floats(1, *queries.shape[2:])
     _there_and_back(module.LigerRopeFunction, draw, queries, keys, angles.cos(), angles.sin())
+
+
+@CASES.of(f"{_OPS}.rope", conflicts=True)
+def rope_of_one_token(module: Any, draw: Draw) -> None:
+    """Sequences of one token: a fault of the package.
+
+    It takes the stride of the tokens for the distance of one sequence's token from the next sequence's. PyTorch may say
+    anything of the stride of a dimension of size one, and says the size of a head: programs overlap.
+    """
+    queries, keys = draw.floats(2, draw.one_of(2, 4, 3), 1, 8), draw.floats(2, 1, 1, 8)
+    angles = draw.floats(1, 1, 8)
+    module.rope_forward(queries, keys, angles.cos(), angles.sin())
 
 
 @CASES.of(f"{_OPS}.qwen2vl_mrope")
@@ -253,8 +265,9 @@ def embedding(module: Any, draw: Draw) -> None:
     _there_and_back(module.LigerEmbeddingFunction, draw, table, draw.ints(0, 20, draw.one_of(3, 9, 30)))
 
 
-@CASES.of(f"{_OPS}.attn_res")
+@CASES.of(f"{_OPS}.attn_res", ordered=True)
 def residual_attention(module: Any, draw: Draw) -> None:
+    """Adds the gradients of weights atomically."""
     size = draw.one_of(8, 30, 65)
     blocks = draw.floats(draw.one_of(1, 3, 5), 2, 3, size)
     _there_and_back(module.LigerAttnResFunction, draw, blocks, draw.floats(size), draw.floats(size), 1e-6)

@@ -33,7 +33,9 @@ GENUINE = frozenset(
         "vllm.utils.math_utils",
         "vllm.v1.attention.ops.triton_attention_helpers",
         "vllm.v1.worker.gpu.buffer_utils",
+        "vllm.v1.watermarking.prfs.philox",
         "vllm.v1.worker.gpu.sample.gumbel",
+        "vllm.v1.worker.gpu.sample.watermark",
     }
 )
 

@@ -1,13 +1,15 @@
 """Triton's own interpreter, launched for one kernel, and what it lacks.
 
-``interpret`` is the stock interpreter. Some kernels it cannot run although they are legal: it passes a float argument
-as Python's float, which has no ``to``; it has no libdevice; and it loses that a mask is one. ``completed`` fills these
-gaps, within a scope, and changes nothing else. A launch that needs it is marked so in the results.
+``interpret`` is the stock interpreter. Some legal kernels it cannot run, or runs wrong: it passes a float argument as
+Python's float, which has no ``to``; it has no libdevice; it loses that a mask is one; it adds and multiplies the bit
+patterns of bfloat16 as integers. ``completed`` fills these gaps, within a scope, and changes nothing else. A launch
+that needs it is marked so in the results.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,13 +24,23 @@ from triton.runtime.jit import JITFunction
 from mrv2.checks.hooks.patching import Patches
 from mrv2.checks.hooks.triton_language import interpreted_language, rewritten
 
-#: numpy's name of each function of libdevice that a kernel of the test calls.
+
+def _of_the_c_library(name: str) -> Callable[..., Any]:
+    """A function of one number, as the C library computes it; float16 goes by way of float32."""
+    library = ctypes.CDLL(None)
+    by_type = {}
+    for suffix, kind, dtype in (("f", ctypes.c_float, np.float32), ("", ctypes.c_double, np.float64)):
+        function = library[name + suffix]
+        function.restype, function.argtypes = kind, (kind,)
+        by_type[np.dtype(dtype)] = np.vectorize(function, otypes=[dtype])
+    return lambda x: by_type[x.dtype](x) if x.size else x
+
+
+#: Each function of libdevice that a kernel of the test calls.
 _LIBDEVICE: dict[str, Callable[..., Any]] = {
     "isnan": np.isnan,
-    "log1p": np.log1p,
-    "round": lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x),  # halves away from zero
     "rsqrt": lambda x: 1 / np.sqrt(x),
-    "tanh": np.tanh,
+    **{name: _of_the_c_library(name) for name in ("log1p", "round", "tanh")},
 }
 
 
@@ -46,13 +58,14 @@ def interpret(kernel: JITFunction, grid: Any, args: tuple[Any, ...], kwargs: dic
 
 @contextlib.contextmanager
 def completed(kernel: JITFunction) -> Iterator[None]:
-    """Within this scope the interpreter has float arguments, masks and libdevice, for one kernel and those it calls."""
+    """Within this scope the interpreter lacks nothing, for one kernel and those that it calls."""
     patches, builder = Patches(), interpreter.interpreter_builder
     load, store = builder.create_masked_load, builder.create_masked_store
     try:
         patches.set(interpreter, "_implicit_cvt", _converting(interpreter._implicit_cvt))
         patches.set(builder, "create_masked_load", lambda at, mask, *rest: load(at, _as_mask(mask), *rest))
         patches.set(builder, "create_masked_store", lambda at, x, mask, *rest: store(at, x, _as_mask(mask), *rest))
+        _compute_bfloat16(patches, builder)
         functions = {name: _lanewise(function) for name, function in _LIBDEVICE.items()}
         patches.update(libdevice, functions)
         patches.update(libdevice_of_cuda, functions)
@@ -77,6 +90,46 @@ def _as_mask(mask: TensorHandle) -> TensorHandle:
     if data.dtype == bool:
         return mask
     return TensorHandle((data & 1 if mask.dtype.scalar == tl.int1 else data).astype(bool), tl.int1)
+
+
+def _compute_bfloat16(patches: Patches, builder: Any) -> None:
+    """Operations on bfloat16: computed in float32, and rounded toward zero as the interpreter's casts do."""
+    cast, dot, reduce = builder.cast_impl, builder.create_dot, interpreter.ReduceOps
+    total, extreme = reduce.sum, reduce.min_max
+
+    def widened(handle: TensorHandle) -> TensorHandle:
+        return cast(handle, tl.float32) if handle.dtype.scalar == tl.bfloat16 else handle
+
+    def cast_by_float32(handle: TensorHandle, kind: Any) -> TensorHandle:
+        if kind.scalar == tl.bfloat16 and handle.dtype.scalar != tl.float32:
+            handle = cast(handle, tl.float32)
+        return cast(widened(handle), kind)
+
+    def lanewise(stock: Callable[..., TensorHandle]) -> Callable[..., TensorHandle]:
+        def operation(*operands: Any) -> TensorHandle:
+            *handles, function = operands
+            result = stock(*map(widened, handles), function)
+            if handles[0].dtype.scalar != tl.bfloat16 or result.data.dtype == bool:
+                return result
+            return cast(result, tl.bfloat16)
+
+        return operation
+
+    def folded(stock: Callable[..., Any]) -> Callable[..., Any]:
+        def fold(reduction: Any, operand: Any, *rest: Any, **options: Any) -> Any:
+            first = operand[0] if isinstance(operand, tuple) else operand
+            if first.dtype.scalar != tl.bfloat16:
+                return stock(reduction, operand, *rest, **options)
+            results = reduction.generic_reduce(operand if isinstance(operand, tuple) else (operand,))
+            return results[0] if len(results) == 1 else tuple(results)
+
+        return fold
+
+    patches.set(builder, "cast_impl", cast_by_float32)
+    patches.set(builder, "create_dot", lambda a, b, *rest: dot(widened(a), widened(b), *rest))
+    patches.set(builder, "binary_op", lanewise(builder.binary_op))
+    patches.set(builder, "unary_op", lanewise(builder.unary_op))
+    patches.update(reduce, {"sum": folded(total), "min_max": folded(extreme)})
 
 
 def _lanewise(function: Callable[..., Any]) -> Callable[..., tl.tensor]:

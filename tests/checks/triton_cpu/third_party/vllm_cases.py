@@ -43,7 +43,7 @@ class _Batch:
 def prefill_inputs(module: Any, draw: Draw) -> None:
     batch = _Batch(draw)
     ids, following = torch.zeros(batch.tokens, dtype=torch.int32), draw.ints(0, 9, 3, batch.rows)
-    prefill = batch.computed + draw.ints(-1, 9, batch.rows)
+    prefill = batch.computed + draw.ints(0, 9, batch.rows) + (draw.size == 0)
     module.prepare_prefill_inputs(
         ids, following, batch.mapping, batch.query_start, batch.token_ids, prefill, batch.computed
     )
@@ -189,7 +189,7 @@ def _gumbel(module: Any, draw: Draw, *, use_fp64: bool) -> None:
     temperatures, seeds = draw.uniform(batch.rows), draw.ints(-(2**62), 2**62, batch.rows, dtype=_INT64)
     temperatures[0] = 0.0
     dtype = draw.one_of(torch.float32, torch.bfloat16, torch.float32)
-    cache = draw.one_of(None, None, torch.zeros(batch.rows, 2, batch.vocabulary))
+    cache = draw.one_of(None, None, torch.zeros(batch.rows, 4, batch.vocabulary))
     module.gumbel_sample(
         batch.values.to(dtype),
         batch.expanded,
@@ -199,7 +199,7 @@ def _gumbel(module: Any, draw: Draw, *, use_fp64: bool) -> None:
         apply_temperature=True,
         is_drafting=draw.size == 1,
         logits_cache=cache,
-        logits_cache_col=None if cache is None else torch.tensor(1),
+        logits_cache_col=None if cache is None else batch.local,
         use_fp64=use_fp64,
     )
 
