@@ -1,7 +1,8 @@
 """Functions that Triton calls by name (``tt.extern_elementwise``): CUDA's libdevice, by means of the C library.
 
-Exact ones (rounding, classification, bits, conversions, remainders, square roots) agree with CUDA to the last bit. The
-others are within an ulp or two of the true value, here as there, but their last bits are not always the same.
+Exact ones (rounding, classification, bits, conversions, remainders, square roots) agree with CUDA to the last bit, but
+that a GPU takes float32 denormals for zero in most of them. The others are within an ulp or two of the true value, here
+as there, but their last bits are not always the same.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 No other order of additions would agree to the last bit. As there, ``input_precision`` and ``max_num_imprecise_acc``
 change nothing: float32 is multiplied as float32, where a GPU may round to TF32 first. ``bf16`` is multiplied as
-float32; the interpreter takes its bits for integers.
+float32; the interpreter takes its bits for integers. Sums of products of bytes wrap; a GPU saturates them.
 """
 
 from __future__ import annotations
