@@ -146,8 +146,15 @@ def enabled(*, check: bool = True, order: Order = "forward", poison: bool = Fals
         The session; its ``findings`` grow as kernels run.
 
     Raises:
-        CheckError: TRITON_INTERPRET is set, so kernels are not what Triton would compile.
+        CheckError: TRITON_INTERPRET is set, so kernels are not what Triton would compile; or there is no such order.
     """
+    if order not in ("forward", "reverse") and not isinstance(order, int):
+        raise CheckError(
+            subject=f"order={order!r}",
+            rule="it must be 'forward', 'reverse', or a number that shuffles",
+            reason="programs of a grid run in the order that is asked for",
+            remedy="enabled(order='reverse')",
+        )
     if knobs.runtime.interpret:
         raise CheckError(
             subject="TRITON_INTERPRET",

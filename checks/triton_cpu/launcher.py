@@ -104,12 +104,11 @@ def compiled(variant: Variant, *, audit: bool = True, truncate_bf16: bool = Fals
     Raises:
         Unsupported: the kernel does something without a known meaning, or there is no compiler.
     """
-    with language_lock:
-        library, facts = shared_object(
-            f"kernel {variant.name}",
-            _key(variant, audit, truncate_bf16),
-            lambda: _written(variant, audit, truncate_bf16),
-        )
+    library, facts = shared_object(
+        f"kernel {variant.name}",
+        _key(variant, audit, truncate_bf16),
+        lambda: _written(variant, audit, truncate_bf16),
+    )
     return CompiledKernel(variant.name, library, source_of(facts), variant.leaves())
 
 
@@ -135,8 +134,9 @@ def _written(variant: Variant, audit: bool, truncate_bf16: bool) -> tuple[str, M
     from . import frontend, reader  # they load Triton's compiler, which a warm start does not need
     from .emit import program
 
-    module = reader.read(frontend.ttir(variant.function, variant.signature, variant.constants, variant.options))
-    source = program.emit(module, program.Options(truncate_bf16))
+    with language_lock:
+        text = frontend.ttir(variant.function, variant.signature, variant.constants, variant.options)
+    source = program.emit(reader.read(text), program.Options(truncate_bf16))
     return text_of(source, audit), facts_of(source)
 
 

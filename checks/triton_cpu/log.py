@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -119,8 +119,10 @@ class LaunchResult:
         disputed = support().disputed(self.log, self._count, self.kinds)
         if disputed is None:
             return [], []
-        log = self._kernel_log(disputed[:_JUDGED])
-        return conflicts(log), log.sites
+        records = self.records
+        numbers = _some_of_each(support().touching(self.log, self._count, disputed[:_JUDGED]), records["site"])
+        log, programs = self._kernel_log(numbers)
+        return [_with_programs(conflict, programs) for conflict in conflicts(log)], log.sites
 
     def stray_lanes(self) -> list[StrayLanes]:
         """The lanes outside of all memory, by access and program, with their lines."""
@@ -154,21 +156,27 @@ class LaunchResult:
     def _count(self) -> int:
         return len(self.log) // RECORD.itemsize
 
-    def _kernel_log(self, disputed: NDArray[np.uint64]) -> KernelLog:
-        numbers = _some_of_each(support().touching(self.log, self._count, disputed), self.records["site"])
+    def _kernel_log(self, numbers: NDArray[np.int64]) -> tuple[KernelLog, list[int]]:
+        """Some records, and all fences; programs are numbered anew, for a judge who counts on small numbers."""
         places = [place_of(site) for site in self.sites]
         lines = {place: number for number, place in enumerate(dict.fromkeys(places))}
-        accesses = [self._access(number, lines[places[self.records["site"][number]]]) for number in numbers.tolist()]
-        return KernelLog(accesses, self._fences(), list(lines))
+        accesses = [self._access(number, [lines[place] for place in places]) for number in numbers.tolist()]
+        fences = self._fences()
+        programs = {
+            program: number for number, program in enumerate(dict.fromkeys(a.program for a in accesses + fences))
+        }
+        renumbered = [replace(access, program=programs[access.program]) for access in accesses]
+        ordered = [replace(fence, program=programs[fence.program]) for fence in fences]
+        return KernelLog(renumbered, ordered, list(lines)), list(programs)
 
-    def _access(self, number: int, line: int) -> KernelAccess:
+    def _access(self, number: int, lines: Sequence[int]) -> KernelAccess:
         low, high, site, program, stored = self.records[number].tolist()
         values = None
         if stored >= 0:
             octets = np.frombuffer(self.stored, np.uint8, high - low, stored)
             values = (octets, np.ones(len(octets), bool))
-        kind = AccessKind(self.kinds[site])
-        return KernelAccess(number, program, kind, line, low, high, None, self.sites[site].size, values)
+        kind, size = AccessKind(self.kinds[site]), self.sites[site].size
+        return KernelAccess(number, program, kind, lines[site], low, high, None, size, values)
 
     def _fences(self) -> list[Fence]:
         """The atomics that order, each with all of its lanes, which may fill several records."""
@@ -201,6 +209,12 @@ def place_of(site: AccessSite) -> Site:
     triton = folder_of("triton")
     own = (place for place in site.location if not place.file.startswith(triton))
     return next(own, site.location[0] if site.location else _UNKNOWN)
+
+
+def _with_programs(conflict: Conflict, programs: Sequence[int]) -> Conflict:
+    """The same, with the programs' own numbers."""
+    earlier, later = (replace(side, program=programs[side.program]) for side in (conflict.earlier, conflict.later))
+    return replace(conflict, earlier=earlier, later=later)
 
 
 def _some_of_each(numbers: NDArray[np.int64], sites: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -189,6 +189,22 @@ def test_verdicts_are_the_interpreters(name):
     assert len(found) == count
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_are_the_interpreters(name):
+    kernel, arguments, _ = CASES[name]
+    values = arguments()
+    before = [value.clone() for value in values if isinstance(value, torch.Tensor)]
+    call = prepared(kernel).bind(values, {})
+    compiled = prepared(kernel).kernel(call, audit=True)
+    blocks = Memory(kernel.arg_names, values).packed()
+    result = compiled.launch(compiled.pack(call.words), (4, 1, 1), blocks=blocks)
+    for value, old in zip((value for value in values if isinstance(value, torch.Tensor)), before, strict=True):
+        value.copy_(old)
+    log = interpret(kernel, values, (4, 1, 1), check=True, order=None)
+    for write in (False, True):
+        assert result.ranges(write=write) == log.ranges(write=write)
+
+
 @pytest.mark.parametrize("order", ["forward", "reverse", 3])
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[0] in (tiles, rows_of, reads_neighbour)])
 def test_conflicts_do_not_depend_on_the_order(name, order):
@@ -206,3 +222,14 @@ def test_of_very_many_conflicts_some_of_each_line_are_judged():
     result = LaunchResult("kernel", sites, KINDS[:2], (100_001, 1, 1), log, b"", b"", 0, -1, None)
     found, lines = result.conflicts()
     assert [(lines[c.earlier.site].line, lines[c.later.site].line) for c in found] == [(1, 2)]
+    assert found[0].later.program == 100_000
+
+
+def test_many_programs_far_apart_in_memory():
+    """Numbers of programs times distances between addresses do not fit 64 bits."""
+    sites = [AccessSite((Site("kernel.py", 2, "kernel"),), AccessKind.WRITE, 4)]
+    rows = [(low, low + 4, 0, program) for program in (5, 2**30) for low in (2**12, 2**46)]
+    log = np.array([(*row, 4 * number) for number, row in enumerate(rows)], RECORD).tobytes()
+    result = LaunchResult("kernel", sites, KINDS[1:2], (2**30 + 1, 1, 1), log, bytes(range(16)), b"", 0, -1, None)
+    (conflict,), _ = result.conflicts()
+    assert (conflict.earlier.program, conflict.later.program, conflict.low) == (5, 2**30, 2**12)

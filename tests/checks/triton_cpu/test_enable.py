@@ -276,6 +276,11 @@ def test_a_seed_shuffles_and_repeats():
     assert len({last(seed) for seed in range(6)}) > 1
 
 
+def test_an_order_that_does_not_exist_is_refused():
+    with pytest.raises(CheckError, match="sideways"), enabled(order="sideways"):
+        pass
+
+
 def test_poison_in_masked_lanes():
     x, out = torch.arange(8, dtype=torch.int32), torch.zeros(8, dtype=torch.int32)
     with enabled():
