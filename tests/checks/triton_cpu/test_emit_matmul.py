@@ -184,3 +184,56 @@ def test_scales_are_powers_of_two():
     assert out[1].isinf().all()
     assert out[2].isnan().all()
     assert out[3:].eq(64).all()
+
+
+@triton.jit
+def streamed(q, k, v, out, length, scale, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr):
+    """Attention that never holds all scores: a block of keys after another, the sums put right as the maximum grows."""
+    row, column, d = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, N), tl.arange(0, D)
+    queries = tl.load(q + row[:, None] * D + d[None, :], mask=row[:, None] < length, other=0.0)
+    most = tl.full((M,), float("-inf"), tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    result = tl.zeros((M, D), tl.float32)
+    end = tl.minimum((tl.program_id(0) + 1) * M, length) if CAUSAL else length
+    for start in range(0, end, N):
+        place = start + column
+        keys = tl.load(k + place[:, None] * D + d[None, :], mask=place[:, None] < length, other=0.0)
+        values = tl.load(v + place[:, None] * D + d[None, :], mask=place[:, None] < length, other=0.0)
+        scores = tl.dot(queries, tl.trans(keys)) * scale
+        seen = place[None, :] < length
+        if CAUSAL:
+            seen = seen & (place[None, :] <= row[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+        larger = tl.maximum(most, tl.max(scores, axis=1))
+        weights = tl.exp(scores - larger[:, None])
+        shrink = tl.exp(most - larger)
+        total = total * shrink + tl.sum(weights, axis=1)
+        result = tl.dot(weights.to(values.dtype), values, result * shrink[:, None])
+        most = larger
+    tl.store(out + row[:, None] * D + d[None, :], result / total[:, None], mask=row[:, None] < length)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_streamed_attention(dtype, causal):
+    q, k, v = torch.randn(3, 50, 32, generator=torch.Generator().manual_seed(5)).to(dtype)
+    out = torch.zeros(50, 32)
+    same(streamed, (4,), q, k, v, out, 50, 0.3, 16, 16, 32, causal)
+    launch(streamed, (4,), q, k, v, out, 50, 0.3, 16, 16, 32, causal)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(x.float()[None] for x in (q, k, v)), is_causal=causal, scale=0.3
+    )
+    torch.testing.assert_close(out, expected[0], rtol=2e-3, atol=2e-3)
+
+
+@triton.jit
+def imprecise(a, b, out, N: tl.constexpr, LIMIT: tl.constexpr):
+    lane = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    product = tl.dot(tl.load(a + lane), tl.load(b + lane), max_num_imprecise_acc=LIMIT)
+    tl.store(out + lane, product)
+
+
+@pytest.mark.parametrize("limit", [0, 16])
+def test_imprecise_sums_change_nothing(limit):
+    a, b, _, out = _matrices(torch.float8_e4m3fn, torch.float32, 32, 32, 32)
+    same(imprecise, (1,), a, b, out, 32, limit)
