@@ -50,8 +50,8 @@ class Compiler:
     @property
     def _excess_precision(self) -> tuple[str, ...]:
         """Only gcc keeps more bits of a half-precision number than it has, unless told otherwise."""
-        program = Path(os.path.realpath(shutil.which(self.command[0]) or self.command[0])).name
-        return ("-fexcess-precision=standard",) if "gcc" in program else ()
+        programs = (Path(file).name for file in _files(self.command))
+        return ("-fexcess-precision=standard",) if any("gcc" in program for program in programs) else ()
 
     def identity(self) -> str:
         """Tells this compiler, its flags and, if they matter, the instructions of this machine from others.
@@ -106,10 +106,10 @@ def _named(command: tuple[str, ...]) -> Compiler:
 
 
 def _files(command: tuple[str, ...]) -> list[str]:
-    found = shutil.which(command[0])
+    """The programs among the words, of which there may be several: ``ccache gcc``."""
     package = importlib.util.find_spec("ziglang") if "ziglang" in command else None
     origin = None if package is None else package.origin
-    return [os.path.realpath(file) for file in (found, origin) if file]
+    return [os.path.realpath(file) for file in (*map(shutil.which, command), origin) if file]
 
 
 @functools.cache

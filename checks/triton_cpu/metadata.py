@@ -64,6 +64,7 @@ def _site_out(site: AccessSite) -> JSON:
         "releases": site.releases,
         "message": site.message,
         "values": [_type_out(kind) for kind in site.values],
+        "hexadecimal": site.hexadecimal,
     }
 
 
@@ -76,4 +77,5 @@ def _site_in(facts: Mapping[str, Any]) -> AccessSite:
         releases=facts["releases"],
         message=facts["message"],
         values=tuple(_type_in(kind) for kind in facts["values"]),
+        hexadecimal=facts["hexadecimal"],
     )

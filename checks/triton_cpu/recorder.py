@@ -23,7 +23,8 @@ _KEEP = 16 << 20
 #: What ``device_print`` shows; bfloat16 numbers are widened, fp8 numbers and pointers shown as their bits.
 _PRINTED = {
     "i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64, "index": np.int64,
-    "f16": np.float16, "bf16": np.uint16, "f32": np.float32, "f64": np.float64,
+    "ui8": np.uint8, "ui16": np.uint16, "ui32": np.uint32, "ui64": np.uint64, "f16": np.float16, "bf16": np.uint16,
+    "f32": np.float32, "f64": np.float64,
 }  # fmt: skip
 _PRINT = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)
 
@@ -150,7 +151,8 @@ class Recorder:
         found = self._sites[site]
         index = grid_index(self._launch.program, self._grid)
         prefix = f" {found.message}" if found.message else ""
-        print(f"{index}{prefix} {_array(found.values[place], lanes)}")
+        shown = f" {_shown(_array(found.values[place], lanes), found.hexadecimal)}" if found.values else ""
+        print(f"{index}{prefix}{shown}")
 
 
 _thread = threading.local()
@@ -173,3 +175,15 @@ def _array(kind: Type, lanes: int) -> NDArray[Any]:
     count = int(np.prod(shape))
     values = np.frombuffer(string_at(lanes, count * dtype.itemsize), dtype).reshape(shape)
     return (values.astype(np.uint32) << 16).view(np.float32) if name == "bf16" else values
+
+
+def _shown(values: NDArray[Any], hexadecimal: bool) -> str:
+    return np.array2string(values, formatter={"all": _hexadecimal}) if hexadecimal else str(values)
+
+
+def _hexadecimal(number: Any) -> str:
+    """As on a GPU, which shows the bits of negative numbers; floats as Python shows them."""
+    if isinstance(number, np.floating):
+        return float(number).hex()
+    width = number.dtype.itemsize * 2
+    return f"0x{int(number) & (1 << 4 * width) - 1:0{width}x}"

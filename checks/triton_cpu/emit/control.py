@@ -5,9 +5,10 @@ A program runs by itself, so that its branches are C's branches: nothing is mask
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
-from ..ir import Block, Operation, Region, Tensor, Value
+from ..ir import Block, Operation, Pointer, Region, Scalar, Tensor, Type, Value
 from .program import Program
 from .registry import expression, statement
 from .scalars import c_type, element_of, unsigned
@@ -181,10 +182,25 @@ def assertion(program: Program, operation: Operation) -> None:
 @statement("tt.print")
 def device_print(program: Program, operation: Operation) -> None:
     """device_print: Python formats each value."""
-    prefix = str(operation.attributes.get("prefix", ""))
-    values = tuple(value.type for value in operation.operands)
-    site = program.site(operation, message=prefix, values=values)
+    signed = operation.attributes["isSigned"]
+    assert isinstance(signed, tuple)
+    values = tuple(
+        _printed_type(value.type, bool(sign)) for value, sign in zip(operation.operands, signed, strict=True)
+    )
+    prefix, hexadecimal = str(operation.attributes["prefix"]), bool(operation.attributes["hex"])
+    site = program.site(operation, message=prefix, values=values, hexadecimal=hexadecimal)
     if not operation.operands:
         program.line(f"if (launch->print) launch->print({site}, 0, 0);")
     for number, value in enumerate(operation.operands):
         program.line(f"if (launch->print) launch->print({site}, {number}, {program.array(value)});")
+
+
+def _printed_type(kind: Type, signed: bool) -> Type:
+    """With the sign that MLIR's integers lack."""
+    if isinstance(kind, Tensor):
+        element = _printed_type(kind.element, signed)
+        assert isinstance(element, Scalar | Pointer)
+        return Tensor(kind.shape, element)
+    if isinstance(kind, Scalar) and not signed and re.fullmatch(r"i(8|16|32|64)", kind.name):
+        return Scalar(f"u{kind.name}")
+    return kind

@@ -29,7 +29,8 @@ class AccessSite:
         acquires: whether an atomic sees what others released before.
         releases: whether others that acquire see what came before an atomic.
         message: of an assertion or a print.
-        values: of a print, types of what is printed.
+        values: of a print, types of what is printed; of unsigned integers by their MLIR names, ``ui8`` … ``ui64``.
+        hexadecimal: whether it prints so.
     """
 
     location: tuple[Site, ...]
@@ -39,6 +40,7 @@ class AccessSite:
     releases: bool = False
     message: str = ""
     values: tuple[Type, ...] = ()
+    hexadecimal: bool = False
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,14 @@ def checked(x_ptr, limit):
 
 
 @triton.jit
+def prints(x_ptr, byte_ptr, scalar):
+    tl.device_print("lanes", tl.load(x_ptr + tl.arange(0, 2)))
+    tl.device_print("bits", tl.load(x_ptr + tl.arange(0, 2)), hex=True)
+    tl.device_print("byte", tl.load(byte_ptr), scalar)
+    tl.device_print("nothing")
+
+
+@triton.jit
 def waits(flag_ptr):
     while tl.atomic_add(flag_ptr, 0) == 0:
         pass
@@ -308,6 +316,17 @@ def test_a_failed_assertion():
     with enabled():
         checked[(2,)](values, 10, debug=True)
         checked[(2,)](values, 5)  # without debug Triton leaves assertions out
+
+
+def test_prints(capsys):
+    numbers, byte = torch.tensor([-1, 2], dtype=torch.int32), torch.tensor([250], dtype=torch.uint8)
+    with enabled():
+        prints[(2,)](numbers, byte, 1.5)
+    said = capsys.readouterr().out.splitlines()
+    first = ["lanes:  [-1  2]", "bits:  [0xffffffff 0x00000002]", "byte:  [250]", "byte:  [1.5]", "nothing"]
+    assert [line.removeprefix("(0, 0, 0)").strip() for line in said[:5]] == first
+    assert said[5].startswith("(1, 0, 0)")
+    assert len(said) == 10
 
 
 def test_a_program_that_waits_for_another_is_stopped():
