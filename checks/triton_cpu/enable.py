@@ -6,9 +6,8 @@ the call returns; kernels need no change. Launches with tensors on a GPU go to T
 What is checked, and its limits: each access of a kernel must lie in the storage of one of its tensor arguments; lanes
 elsewhere are left out and reported (MRV212). A kernel that loads its pointers from memory, or makes them from integers,
 may touch anything: its arguments do not tell, so its lanes are not checked, and a wrong pointer crashes the process.
-NaNs that an argmax compares are reported (MRV310).
-Programs of one launch that touch the same bytes without leave are reported (MRV211), also those of a kernel that runs
-in the interpreter because it cannot be compiled; nothing else of such a kernel is checked.
+Programs of one launch that touch the same bytes without leave are reported (MRV211), and NaNs that an argmax compares
+(MRV310). A kernel that runs in the interpreter, because it cannot be compiled, is checked for the former two.
 """
 
 from __future__ import annotations
@@ -101,9 +100,10 @@ class Session:
     def _interpret(self, function: JITFunction, call: Call, grid: Grid, memory: Memory | None) -> None:
         order = self.numbers(grid[0] * grid[1] * grid[2])
         numbers = None if order is None else order.tolist()
-        log = interpret(function, call.values, grid, check=self.check, order=numbers)
+        blocks = memory.merged() if memory is not None and prepared(function).confined(call) else None
+        log, strays = interpret(function, call.values, grid, check=self.check, blocks=blocks, order=numbers)
         if memory is not None:
-            self._report(LaunchReport(function.__name__, grid, memory), [], conflicts(log), log.sites)
+            self._report(LaunchReport(function.__name__, grid, memory), strays, conflicts(log), log.sites)
 
     def _report(self, report: LaunchReport, strays: list[StrayLanes], found: list[Conflict], sites: list[Site]) -> None:
         for stray in strays:

@@ -12,13 +12,14 @@ import numpy as np
 from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 
-from ..findings import Site
-from ..hooks.kernel_log import AccessKind, KernelLog
+from ..events import ByteRange
+from ..hooks.kernel_log import KernelLog
 from ..hooks.triton_interpreter import interpret_programs
 from ..hooks.triton_language import Function, rewritten
 from ..hooks.triton_tap import Tap
 from ..libraries import is_library
 from .errors import Unsupported
+from .log import StrayLanes
 
 
 class InterpretedKernel(UserWarning):
@@ -26,7 +27,7 @@ class InterpretedKernel(UserWarning):
 
 
 #: All addresses but the first page.
-_ANYWHERE = (np.array([1 << 12]), np.array([(1 << 63) - 1]))
+_ANYWHERE = (1 << 12, (1 << 63) - 1)
 
 _noticed: weakref.WeakSet[Function] = weakref.WeakSet()
 
@@ -54,33 +55,32 @@ def interpret(
     grid: tuple[int, int, int],
     *,
     check: bool,
+    blocks: Sequence[ByteRange] | None,
     order: Iterable[int] | None,
-) -> KernelLog:
+) -> tuple[KernelLog, list[StrayLanes]]:
     """Run all programs of a grid in Triton's interpreter.
 
     Args:
         function: the kernel.
         values: of all parameters.
         grid: extents.
-        check: whether accesses are logged. Whether they lie in memory is not checked: it cannot be told whether the
-            kernel takes its pointers from the arguments.
+        check: whether accesses are checked and logged.
+        blocks: the memory that may be touched, sorted and disjoint; None if the kernel may touch anything.
         order: numbers of the programs in the order to run them; None for ascending.
 
     Returns:
-        The accesses.
+        The accesses, and the lanes outside of the memory, which were left out.
 
     Raises:
         KernelError: a program failed.
     """
-    tap = Tap(_ANYWHERE, _unexpected) if check else None
+    strays: list[StrayLanes] = []
+    bounds = np.array([_ANYWHERE] if blocks is None else blocks, dtype=np.int64).reshape(-1, 2)
+    tap = Tap((bounds[:, 0], bounds[:, 1]), lambda *stray: strays.append(StrayLanes(*stray))) if check else None
     numbers = range(grid[0] * grid[1] * grid[2]) if order is None else order
     arguments = {
         parameter.name: value if parameter.is_constexpr else interpreter._implicit_cvt(value)
         for parameter, value in zip(function.params, values, strict=True)
     }
     interpret_programs(rewritten(function.fn), arguments, grid, numbers, tap)
-    return KernelLog() if tap is None else tap.log
-
-
-def _unexpected(kind: AccessKind, site: Site, program: int, low: int, high: int, lanes: int) -> None:
-    raise ValueError(f"{kind.verb} at {site.file}:{site.line}, near address 0")
+    return KernelLog() if tap is None else tap.log, strays

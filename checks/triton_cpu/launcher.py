@@ -21,6 +21,7 @@ from ..findings import JSON
 from .arguments import Packer
 from .build import shared_object
 from .emit.source import Source
+from .ir import Module
 from .log import LaunchResult
 from .metadata import facts_of, source_of
 from .numpy_loops import Loop, loop
@@ -131,13 +132,23 @@ def _key(variant: Variant, audit: bool, truncate_bf16: bool) -> str | None:
 
 
 def _written(variant: Variant, audit: bool, truncate_bf16: bool) -> tuple[str, Mapping[str, JSON]]:
+    from .emit import program  # which a warm start does not need
+
+    source = program.emit(read(variant), program.Options(truncate_bf16))
+    return text_of(source, audit), facts_of(source)
+
+
+def read(variant: Variant) -> Module:
+    """The code of a variant, from Triton's front end.
+
+    Raises:
+        Unsupported: it has something in it without a known meaning.
+    """
     from . import frontend, reader  # they load Triton's compiler, which a warm start does not need
-    from .emit import program
 
     with language_lock:
         text = frontend.ttir(variant.function, variant.signature, variant.constants, variant.options)
-    source = program.emit(reader.read(text), program.Options(truncate_bf16))
-    return text_of(source, audit), facts_of(source)
+    return reader.read(text)
 
 
 def text_of(source: Source, audit: bool) -> str:

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from triton.runtime.jit import TensorWrapper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ..events import ByteRange
 from .launcher import ANYWHERE, pack_blocks
 
 #: What most arguments are; asked for first, so that a launch costs little.
@@ -54,6 +56,12 @@ class Memory:
     def packed(self) -> bytes:
         """The blocks as a launch takes them."""
         return ANYWHERE if self.blocks is None else pack_blocks(self.blocks)
+
+    def merged(self) -> list[ByteRange] | None:
+        """The blocks sorted, overlapping ones made one."""
+        if self.blocks is None:
+            return None
+        return [(low, high) for low, high in np.frombuffer(self.packed(), np.uint64).reshape(-1, 2).tolist()]
 
     def arguments(self) -> list[Argument]:
         """The blocks by the names of the parameters."""

@@ -10,8 +10,8 @@ from typing import Any
 from triton.runtime.jit import JITFunction
 
 from .errors import Unsupported
-from .launcher import CompiledKernel, compiled
-from .variants import Binder, Call
+from .launcher import CompiledKernel, compiled, read
+from .variants import Binder, Call, Variant
 
 _ABSENT = object()
 
@@ -28,6 +28,7 @@ class Prepared:
         self.binder = Binder(function)
         self.constexprs = frozenset(parameter.name for parameter in function.params if parameter.is_constexpr)
         self._built: dict[tuple[Any, ...], CompiledKernel | Unsupported] = {}
+        self._confined: dict[tuple[Any, ...], bool] = {}
         self._lock = threading.Lock()
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
@@ -57,6 +58,13 @@ class Prepared:
             raise found.with_traceback(None)
         return found
 
+    def confined(self, call: Call) -> bool:
+        """Whether all that a variant touches is reached through its arguments; no, if its code cannot be read."""
+        found = self._confined.get(call.key)
+        if found is None:
+            found = self._confined[call.key] = _is_confined(self.binder.variant(call))
+        return found
+
     def _build(self, key: tuple[Any, ...], call: Call, audit: bool) -> CompiledKernel | Unsupported:
         with self._lock:
             if key not in self._built:
@@ -65,6 +73,15 @@ class Prepared:
                 except Unsupported as error:
                     self._built[key] = error
             return self._built[key]
+
+
+def _is_confined(variant: Variant) -> bool:
+    from .effects import Effects, effects_of  # only for kernels that cannot be compiled
+
+    try:
+        return effects_of(read(variant)).elsewhere == Effects()
+    except Unsupported:
+        return False
 
 
 def _check_globals(used: Mapping[tuple[str, int], tuple[Any, dict[str, Any]]]) -> None:

@@ -385,6 +385,24 @@ def test_the_interpreter_finds_conflicts_and_keeps_the_order(unsupported):
 
 
 @pytest.mark.filterwarnings("ignore::mrv2.checks.triton_cpu.fallback.InterpretedKernel")
+def test_the_interpreter_finds_lanes_outside_and_leaves_them_out(unsupported):
+    memory = torch.full((16,), 7.0)
+    with enabled() as session:
+        annotated(fills)[(1,)](torch.from_numpy(memory.numpy()[:8]), VALUE=1, BLOCK=16)
+    assert memory.tolist() == [1.0] * 8 + [7.0] * 8
+    (finding,) = session.findings
+    assert (finding.code, finding.evidence["bytes"], finding.evidence["lanes"]) == ("MRV212", [32, 64], 8)
+
+
+@pytest.mark.filterwarnings("ignore::mrv2.checks.triton_cpu.fallback.InterpretedKernel")
+def test_the_interpreter_follows_pointers_from_memory(unsupported):
+    target, out = torch.tensor([5], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    with enabled() as session:
+        fresh(through_table)[(1,)](torch.tensor([target.data_ptr()]), out)
+    assert (out.item(), session.findings) == (5, [])
+
+
+@pytest.mark.filterwarnings("ignore::mrv2.checks.triton_cpu.fallback.InterpretedKernel")
 def test_without_a_compiler_everything_is_interpreted(monkeypatch):
     monkeypatch.setenv("CC", "nosuchcc")
     x, y, out = numbers()
