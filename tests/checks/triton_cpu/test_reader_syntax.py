@@ -9,6 +9,7 @@ import triton
 
 from mrv2.checks.triton_cpu.errors import Unsupported
 from mrv2.checks.triton_cpu.reader import read
+from mrv2.checks.triton_cpu.reader.attributes import FLOAT_PREDICATES, WORDS
 from mrv2.checks.triton_cpu.reader.operations import RULES
 
 from .golden_kernels import CASES, GOLDEN
@@ -129,7 +130,42 @@ def hand_written():
     block, row = ("16x16xf32", "1x16xf32") if MINOR >= 8 else ("tensor<16x16xf32>", "tensor<1x16xf32>")
     further = {6: BLOCK_POINTERS, 7: BLOCK_POINTERS}.get(MINOR, SINCE_39 if MINOR >= 9 else "")
     functions = "\n".join(f"    %m_{name} = math.{name} %x : f32" for name in MATH.split())
-    return TEXT.format(block=block, row=row, further=further, math=functions)
+    return TEXT.format(block=block, row=row, further=further + each_word(block), math=functions)
+
+
+def each_word(block):
+    """A line for each word of each enumeration."""
+    dot = "%m, %m, %m, inputPrecision = {} : tensor<16x16xf32> * tensor<16x16xf32> -> tensor<16x16xf32>"
+    lines = {
+        "arith.cmpi {}, %i, %i : i32": WORDS["predicate"].values(),
+        "arith.cmpf {}, %x, %x : f32": FLOAT_PREDICATES.values(),
+        "tt.atomic_rmw {}, relaxed, gpu, %pi, %i, %c : (!tt.ptr<i32>, i32, i1) -> i32": integer_updates(),
+        "tt.atomic_cas {}, gpu, %pi, %i, %i : (!tt.ptr<i32>, i32, i32) -> i32": WORDS["sem"].values(),
+        "tt.atomic_cas relaxed, {}, %pi, %i, %i : (!tt.ptr<i32>, i32, i32) -> i32": WORDS["scope"].values(),
+        "tt.fp_to_fp %x, rounding = {} : f32 -> f16": WORDS["rounding"].values(),
+        "tt.clampf %x, %x, %x, propagateNan = {} : f32": WORDS["propagateNan"].values(),
+        f"tt.dot {dot}": set(WORDS["inputPrecision"].values()) - ({"bf16x3", "bf16x6"} if MINOR < 6 else set()),
+        "tt.get_program_id {} : i32": "xyz",
+    }
+    if MINOR < 9:
+        lines["tt.load %p cacheModifier = {} : !tt.ptr<f32>"] = WORDS["cache"].values()
+        lines["tt.load %p evictionPolicy = {} : !tt.ptr<f32>"] = WORDS["evict"].values()
+    else:
+        policy = "#tt.cache_policy<cache_modifier = {}, eviction_policy = {}>"
+        load = "tt.load %p {{{{cachePolicy = {}}}}} : !tt.ptr<f32>"
+        lines[load.format(policy.format("{}", "evict_last"))] = {"ca", "cg"}
+        lines[load.format(policy.format("ca", "{}"))] = WORDS["evict"].values()
+    head = "    %pi = tt.bitcast %p : !tt.ptr<f32> -> !tt.ptr<i32>\n    %m = ub.poison : tensor<16x16xf32>\n"
+    numbered = enumerate(line.format(word) for line, words in lines.items() for word in words)
+    reductions = "".join(
+        f"    tt.descriptor_reduce {word}, %d[%i, %i], %m : !tt.tensordesc<{block}>, tensor<16x16xf32>\n"
+        for word in WORDS["kind"].values()
+    )
+    return head + "".join(f"    %w{index} = {line}\n" for index, line in numbered) + reductions
+
+
+def integer_updates():
+    return set(WORDS["atomic_rmw_op"].values()) - {"fadd"}
 
 
 def test_printed_and_generic_form_agree(tmp_path):
