@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, Protocol, TypeVar, overload
 
 from .errors import CheckError
@@ -92,6 +93,7 @@ class Entry:
         number: how many entries of it there were before.
         owner: what entered it: thread and task; what they start is not in it.
         parent: the hot path in which it was entered.
+        code: of the function that entered it; stacks of findings end there.
         used: how often each allowance was used in it.
     """
 
@@ -99,6 +101,7 @@ class Entry:
     number: int
     owner: object
     parent: Entry | None = None
+    code: CodeType | None = None
     used: Counter[Allowance] = field(default_factory=Counter)
 
 
@@ -152,6 +155,14 @@ def current_allowances() -> tuple[Allowance, ...]:
     return tuple(allowance for holder, allowance in _allowed.get() if holder is owner)
 
 
+def _entering_code() -> CodeType:
+    """Of the function with the ``with`` statement, or of the wrapper of a decorated one."""
+    frame = sys._getframe(2)
+    while frame.f_globals.get("__name__") == "contextlib" and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code
+
+
 def _owner() -> object:
     """What runs: a task of asyncio, or else a thread. New tasks inherit the context, but are not in the hot path."""
     asyncio = sys.modules.get("asyncio")
@@ -193,7 +204,7 @@ class Region:
         if _watchers and not _compiling():
             entries = _entries.get()
             number = _watchers[0].entered(self._name)
-            _entries.set((*entries, Entry(self._name, number, _owner(), current_entry())))
+            _entries.set((*entries, Entry(self._name, number, _owner(), current_entry(), _entering_code())))
 
     def __exit__(self, *_: object) -> None:
         if _compiling():

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from ..events import OperationKind, Space
 from ..semantics import COPIES, CopyRule, Direction, HostMemory, HostRead, InCapture, Waits, one_transfer, staging_waits
+from ..sync.waits import Certainty, WaitKind
 from .errors import UnsupportedOperationError, VirtualDeviceError
 from .layouts import Layout, intern_layout, layout_of, tensor_ranges
 from .memory import Block
@@ -102,7 +103,8 @@ class Copies:
                 target = self._runtime.memory.allocate_pinned(layout)
             else:
                 target = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype)
-            self.copy(target, source, non_blocking)
+            with self._runtime.lock:
+                self._download(target, face_of(source), non_blocking, WaitKind.DOWNLOAD)
             return target
 
     def copy(self, target: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
@@ -115,7 +117,7 @@ class Copies:
                     self._upload(face_of(target), source, non_blocking)
             else:
                 assert isinstance(source, DeviceTensor)
-                self._download(target, face_of(source), non_blocking)
+                self._download(target, face_of(source), non_blocking, WaitKind.DOWNLOAD_INTO)
         return target
 
     # The three directions
@@ -133,20 +135,23 @@ class Copies:
         rule = _rule(Direction.UPLOAD, block, layout, target.layout, non_blocking)
         self._refuse_in_capture(rule)
         if rule.source is HostRead.AT_CALL:
-            operation = self._upload_staged(target, source, layout)
+            operation = self._upload_staged(target, source, layout, rule)
         else:
             assert block is not None
             operation = self._upload_later(target, source, layout, block)
         if rule.waits is Waits.ALWAYS:
-            self._runtime.order.wait_for_operation(operation)
+            self._runtime.order.wait_for_operation(operation, WaitKind.UPLOAD, layout.nbytes)
 
-    def _upload_staged(self, target: Face, source: Tensor, layout: Layout) -> PendingOperation:
+    def _upload_staged(self, target: Face, source: Tensor, layout: Layout, rule: CopyRule) -> PendingOperation:
         """The bytes are taken before the call returns; no space for them makes the host wait, which orders nothing."""
         self._runtime.host_access(layout.ranges(source.data_ptr()), write=False, name="aten.copy_")
-        self._make_room(layout.nbytes)
+        never_fits, full = staging_waits(0, layout.nbytes), self._make_room(layout.nbytes)
+        if rule.waits is Waits.OVER_BUDGET and (never_fits or full):
+            certainty = Certainty.WAITED if never_fits else Certainty.DEPENDS
+            self._runtime.host_waits(WaitKind.UPLOAD, "aten.copy_", layout.nbytes, certainty)
         run = _mover(target.raw, source.clone())
         operation = self._runtime.enqueue("aten.copy_", OperationKind.COPY_TO_DEVICE, run, (), target.ranges)
-        if staging_waits(0, layout.nbytes):
+        if never_fits:
             self._runtime.run_oldest(operation)
         if not operation.done:
             self._staged.append((operation, layout.nbytes))
@@ -168,7 +173,7 @@ class Copies:
             block.protect(operation)
         return operation
 
-    def _download(self, target: Tensor, source: Face, non_blocking: bool) -> None:
+    def _download(self, target: Tensor, source: Face, non_blocking: bool, kind: WaitKind) -> None:
         layout = layout_of(target)
         if layout.nbytes == 0:
             return
@@ -184,21 +189,24 @@ class Copies:
         if block is not None and owned:
             block.protect(operation)
         if rule.waits is Waits.ALWAYS:
-            self._runtime.order.wait_for_operation(operation)
+            self._runtime.order.wait_for_operation(operation, kind, layout.nbytes)
 
     def _refuse_in_capture(self, rule: CopyRule) -> None:
         if rule.in_capture is not InCapture.CAPTURED:
             runtime = self._runtime
             runtime.captures.refuse(runtime.current_queue(), "aten.copy_", rule.in_capture)
 
-    def _make_room(self, size: int) -> None:
+    def _make_room(self, size: int) -> bool:
+        """Space for more bytes in the staging memory; says whether the host had to wait for it."""
         staged = self._staged
         while staged and staged[0][0].done:
             self._staged_bytes -= staged.popleft()[1]
+        waits = bool(staged) and staging_waits(self._staged_bytes, size)
         while staged and staging_waits(self._staged_bytes, size):
             operation, taken = staged.popleft()
             self._runtime.run_oldest(operation)
             self._staged_bytes -= taken
+        return waits
 
     def _pinned_block(self, tensor: Tensor) -> Block | None:
         block = self._runtime.find_block(tensor.data_ptr())

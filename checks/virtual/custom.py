@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..events import OperationKind
+from ..sync.waits import WaitKind
 from .calls import Call, Ranges, kernel, kernel_now
 from .errors import UnsupportedOperationError, VirtualDeviceError
 from .inference import OWN_NAMESPACES, Fresh, Operator, Value, infer
@@ -148,7 +149,7 @@ class DeclaredCalls:
         box: list[Any] = []
         run = kernel_now(call, box)
         operation = runtime.launch(runtime.current_queue(), name, OperationKind.KERNEL, run, reads, writes)
-        runtime.order.wait_for_operation(operation)
+        runtime.order.wait_for_operation(operation, WaitKind.CUSTOM)
         return runtime.operators.given_back(call, box.pop())
 
     def _defer(self, call: Call, reads: Ranges, writes: Ranges) -> Any:

@@ -10,8 +10,9 @@ operand (``x * 3.0``) only matter by their type, so a program that counts up doe
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,6 @@ _COMPUTED_IN_PLACE = frozenset(
 )
 #: Operators of these are torch's own.
 OWN_NAMESPACES = frozenset({"aten", "prim", "prims", "inductor", "profiler", "quantized", "torch_nn"})
-_DATA_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
 class Operator:
@@ -51,7 +51,8 @@ class Operator:
         view: its outputs are views of its input.
         metadata: of its tensor arguments it reads the shape only.
         composite: it is made of other operators.
-        waits: its output's shape or value depends on data.
+        shape_from_data: the shape of its output depends on data.
+        waits: that, or it returns a number that does.
         random: it draws random numbers.
         changes_shape: it changes the shape of its argument in place.
         allocates: it only allocates.
@@ -74,7 +75,10 @@ class Operator:
         self.view = not self.mutates and (reads_alias or short in ("_unsafe_view", "_reshape_alias"))
         self.metadata = short.startswith("new_") or short.endswith("_like")
         self.composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-        self.waits = bool(_DATA_DEPENDENT & set(func.tags))
+        packet = func.overloadpacket  # torch tags not all overloads of an operator
+        tags = {tag for name in packet.overloads() for tag in getattr(packet, name).tags}
+        self.shape_from_data = torch.Tag.dynamic_output_shape in tags
+        self.waits = self.shape_from_data or torch.Tag.data_dependent_output in tags
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         self.changes_shape = torch.Tag.inplace_view in func.tags
         self.allocates = short.startswith(("empty", "new_empty"))
@@ -233,7 +237,7 @@ def infer(
         NoPlan: it cannot be run so.
     """
     if _size_of(args) + _size_of(kwargs.values()) <= MAX_STAND_IN:
-        for fill in (_ones_and_zeros, _identities):
+        for fill in _fills(kwargs):
             try:
                 with _same_random_numbers(operator):
                     return _try(function, args, kwargs, torch.device("cpu"), fill)
@@ -247,6 +251,21 @@ def infer(
         return _try(function, args, kwargs, torch.device("meta"), lambda made: None)
     except Exception as error:
         raise NoPlan(str(error)) from error
+
+
+def _fills(kwargs: Mapping[str, Any]) -> Iterator[Callable[[Tensor], None]]:
+    """Values for the stand-ins, one set after the other until one pleases the operator."""
+    yield _ones_and_zeros
+    yield _identities
+    total = kwargs.get("output_size")
+    if type(total) is int:
+        yield functools.partial(_adding_up, total)
+
+
+def _adding_up(total: int, made: Tensor) -> None:
+    """Lengths that add up to the size that the program states."""
+    _ones_and_zeros(made)
+    _memory_of(made)[:1] = total
 
 
 def _ones_and_zeros(made: Tensor) -> None:

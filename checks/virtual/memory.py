@@ -25,8 +25,10 @@ import torch
 from torch import Tensor
 
 from ..events import Space, Stack
+from ..sync.waits import WaitKind
 from .layouts import Layout
 from .queues import PendingOperation, Queue
+from .schedules import Reason
 from .stacks import program_stack
 
 if TYPE_CHECKING:
@@ -176,7 +178,13 @@ class BlockMap:
 
 
 class Memory:
-    """Both allocators of one device."""
+    """Both allocators of one device.
+
+    Attributes:
+        allocated, pinned: bytes that the program holds, of the device and of pinned memory.
+        peak: the most that ``allocated`` has been since the program asked for a new measurement.
+        reserved, pinned_reserved: bytes taken from the driver; what is not held is cached.
+    """
 
     def __init__(self, runtime: Runtime, poison: Poison) -> None:
         self.runtime = runtime
@@ -185,6 +193,9 @@ class Memory:
         self.pinned_blocks = 0
         self.allocated = 0
         self.peak = 0
+        self.reserved = 0
+        self.pinned = 0
+        self.pinned_reserved = 0
         self.drops: deque[tuple[Block, int | None, Stack]] = deque()
         self._poison = poison
         self._actions: deque[Callable[[], None]] = deque()
@@ -208,6 +219,8 @@ class Memory:
         self.allocated += size
         if self.allocated > self.peak:
             self.peak = self.allocated
+        if self.allocated > self.reserved:
+            self.reserved = self.allocated
         return raw, Ownership(block)
 
     def allocate_pinned(self, layout: Layout) -> Tensor:
@@ -233,6 +246,8 @@ class Memory:
         block.id = runtime.sink.allocate(runtime.host_lane(), base, size, Space.PINNED, block.stack)
         self.blocks.place(block)
         self.pinned_blocks += 1
+        self.pinned += size
+        self.pinned_reserved = max(self.pinned, self.pinned_reserved)
         weakref.finalize(storage, _dropped, block).atexit = False
         return tensor
 
@@ -277,6 +292,7 @@ class Memory:
             self._poison_in_stream(block)
         else:
             self.pinned_blocks -= 1
+            self.pinned -= block.size
             self._poison_after_copies(block)
         if engine.oldest() == engine.submitted:
             self._release(block)
@@ -324,6 +340,28 @@ class Memory:
     def _release(self, block: Block) -> None:
         self.blocks.remove(block)
         block.owner = None
+
+    def empty_cache(self, name: str) -> None:
+        """Give what is cached of the device back to the driver, which waits for the whole device; orders nothing."""
+        self.settle()
+        cached = self.reserved - self.allocated
+        if cached and self.runtime.captures.current is None:
+            self._give_back(WaitKind.FREE_DEVICE, name, cached)
+            self.reserved = self.allocated
+
+    def empty_host_cache(self, name: str) -> None:
+        """The same for pinned memory."""
+        self.settle()
+        cached = self.pinned_reserved - self.pinned
+        if cached and self.runtime.captures.current is None:
+            self._give_back(WaitKind.FREE_HOST, name, cached)
+            self.pinned_reserved = self.pinned
+
+    def _give_back(self, kind: WaitKind, name: str, size: int) -> None:
+        runtime = self.runtime
+        with runtime.lock:
+            runtime.host_waits(kind, name, size)
+            runtime.drain(Reason.HOST_SYNC)
 
     def reset_peak(self) -> None:
         """Start measuring the peak anew."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..events import OperationKind
 from ..semantics import CAPTURE_CALLS, NOT_WAITING_OPERATORS, WAITING_OPERATORS, CaptureCall, isin_waits
+from ..sync.waits import WaitKind
 from .calls import INDEXING, Call, Ranges, Recipe, Touched, kernel, kernel_aside, kernel_now, ranges_of
 from .custom import DeclaredCalls
 from .errors import UnsupportedOperationError
@@ -32,6 +33,8 @@ _aten = torch.ops.aten
 MAX_RECIPES = 1 << 16
 #: Operators that take sizes as a tensor of the host.
 _TAKE_HOST_TENSORS = frozenset({"aten::_pack_padded_sequence_backward"})
+_FREE = (None, None)
+_SHAPE, _VALUE, _INSIDE = (WaitKind.SHAPE, None), (WaitKind.VALUE, None), (WaitKind.INSIDE, None)
 _recipes: dict[tuple[Any, ...] | None, Recipe] = {}
 
 
@@ -124,28 +127,34 @@ class Operators:
             return self._change_shape(call)
         if operator.view:
             return self._view(call, None)
-        waits = self._waits(call)
+        waits, size = self._waits(call)
         self.check_devices(call)
         self.freeze_host_tensors(call)
-        if waits:
-            return self._run_now(call)
+        if waits is not None:
+            return self._run_now(call, waits, size)
         try:
             outputs = plan(operator, call.args, call.kwargs, call.overlaps)
         except NoPlan:
-            return self._run_now(call, without_meta=True)
+            return self._run_now(call, None)
         return self._defer(call, outputs)
 
-    def _waits(self, call: Call) -> bool:
-        """Whether the host waits for the stream, by the nature of the operator or of its arguments."""
+    def _waits(self, call: Call) -> tuple[WaitKind | None, int | None]:
+        """Whether the host waits for the stream, by the nature of the operator or of its arguments.
+
+        Returns:
+            why it does, and of a copy the bytes.
+        """
         operator = call.operator
         name = operator.schema_name
         if name in INDEXING:
             return call.indexing_waits()
-        if name == "aten::repeat_interleave":
-            return operator.waits and len(call.args) < 2 and call.kwargs.get("output_size") is None
+        if name == "aten::repeat_interleave" and (len(call.args) > 1 or call.kwargs.get("output_size") is not None):
+            return _FREE
         if name == "aten::isin" and len(call.plain) == 2:
-            return isin_waits(call.plain[0].numel(), call.plain[1].numel())
-        return (operator.waits and name not in NOT_WAITING_OPERATORS) or name in WAITING_OPERATORS
+            return _INSIDE if isin_waits(call.plain[0].numel(), call.plain[1].numel()) else _FREE
+        if operator.waits and name not in NOT_WAITING_OPERATORS:
+            return _SHAPE if operator.shape_from_data else _VALUE
+        return _INSIDE if name in WAITING_OPERATORS else _FREE
 
     def check_devices(self, call: Call) -> None:
         """C++ takes all tensors to be on the CPU, so a mixture must be refused here."""
@@ -206,7 +215,7 @@ class Operators:
         """Some arguments get another shape: the kernel works aside, and the result goes to where they are by then."""
         runtime, operator = self._runtime, call.operator
         if operator.random or any(isinstance(output, Fresh) for output in outputs):
-            return self._run_now(call, without_meta=True)
+            return self._run_now(call, None)
         moved = {output.index: output.layout for output in outputs if isinstance(output, Resized)}
         touched = Touched(call)
         before = [face_of(call.tensors[index]) for index in moved]  # type: ignore[arg-type]
@@ -267,8 +276,14 @@ class Operators:
             prepare=runtime.generators.seeded(run, generator) if operator.random else None,
         )  # fmt: skip
 
-    def _run_now(self, call: Call, *, without_meta: bool = False) -> Any:
-        """The outputs are known only when it has run: enqueue it and wait for the stream."""
+    def _run_now(self, call: Call, kind: WaitKind | None, size: int | None = None) -> Any:
+        """The outputs are known only when it has run: enqueue it and wait for the stream.
+
+        Args:
+            call: which.
+            kind: why a real device would make the host wait; None if only this one does, which cannot tell the shapes.
+            size: of what is uploaded for it, in bytes.
+        """
         operator, runtime = call.operator, self._runtime
         queue = runtime.current_queue()
         if call.indexes_from_host():
@@ -287,11 +302,11 @@ class Operators:
             ranges_of(call, touched.writes), ranges_of(call, touched.some_reads),
             ranges_of(call, touched.some_writes), prepare=prepare,
         )  # fmt: skip
-        runtime.order.wait_for_operation(operation)
+        runtime.order.wait_for_operation(operation, kind, size)
         result = box.pop()
         if isinstance(result, Exception):
             raise result
-        if without_meta:
+        if kind is None:
             runtime.without_meta[operator.name] += 1
         if aside:
             copies, result = result

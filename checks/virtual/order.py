@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..events import OperationKind, SyncKind
 from ..semantics import CAPTURE_CALLS, EVENTS, CaptureCall, EventState
+from ..sync.waits import WaitKind
 from .queues import PendingOperation, Queue
 from .schedules import Reason
 from .stacks import program_stack
@@ -95,6 +96,9 @@ class Order:
             host = runtime.host_lane()
             sync = self._sync(host, SyncKind.EVENT_SYNCHRONIZE, name)
             if orders and record is not None:
+                if not record.mark.known:
+                    runtime.host_waits(WaitKind.EVENT, name)
+                record.mark.known = True
                 runtime.sink.acquire(host, record.token, sync=sync)
                 runtime.run_until(record.mark)
                 runtime.memory.settle()
@@ -118,16 +122,19 @@ class Order:
             runtime.poll()
             sync = self._sync(host, SyncKind.EVENT_QUERY, name)
             if record.mark.done:
+                record.mark.known = True
                 runtime.sink.acquire(host, record.token, sync=sync)
             return record.mark.done
 
-    def synchronize_queue(
-        self, queue: Queue, name: str = "Stream.synchronize", kind: SyncKind = SyncKind.STREAM_SYNCHRONIZE
-    ) -> None:
+    def synchronize_queue(self, queue: Queue, name: str = "Stream.synchronize") -> None:
         """Let the host wait for all that a stream has been given."""
+        self._runtime.captures.refuse_wait(name)
+        self._runtime.host_waits(WaitKind.STREAM, name)
+        self._wait_for_queue(queue, name, SyncKind.STREAM_SYNCHRONIZE)
+
+    def _wait_for_queue(self, queue: Queue, name: str, kind: SyncKind) -> None:
         runtime = self._runtime
         with runtime.lock:
-            runtime.captures.refuse_wait(name)
             runtime.memory.settle()
             host = runtime.host_lane()
             sync = self._sync(host, kind, name)
@@ -155,6 +162,7 @@ class Order:
         runtime = self._runtime
         with runtime.lock:
             runtime.captures.refuse_wait(name, whole_device=True)
+            runtime.host_waits(WaitKind.DEVICE, name)
             runtime.memory.settle()
             host = runtime.host_lane()
             sync = self._sync(host, SyncKind.DEVICE_SYNCHRONIZE, name)
@@ -163,9 +171,18 @@ class Order:
             runtime.drain(Reason.HOST_SYNC)
             runtime.memory.settle()
 
-    def wait_for_operation(self, operation: PendingOperation) -> None:
-        """An operation by its nature made the host wait for the stream it is on."""
-        self.synchronize_queue(operation.queue, operation.name, SyncKind.IMPLICIT)
+    def wait_for_operation(self, operation: PendingOperation, kind: WaitKind | None, size: int | None = None) -> None:
+        """An operation by its nature made the host wait for the stream it is on.
+
+        Args:
+            operation: which.
+            kind: why; None if a real device would not have made it wait.
+            size: of a copy, in bytes.
+        """
+        self._runtime.captures.refuse_wait(operation.name)
+        if kind is not None:
+            self._runtime.host_waits(kind, operation.name, size)
+        self._wait_for_queue(operation.queue, operation.name, SyncKind.IMPLICIT)
 
     def _sync(self, lane: int, kind: SyncKind, name: str) -> int:
         runtime = self._runtime

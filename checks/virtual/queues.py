@@ -66,10 +66,12 @@ class PendingOperation:
         mark: it is no work of the program; it is passed as soon as it is reached.
         open: its accesses are told while it runs.
         done: whether it is over.
+        known: whether the host knows that it is, and so has nothing to wait for.
     """
 
     number = -1
     done = False
+    known = False
     then: list[Callable[[], None]] | None = None
 
     def __init__(
@@ -142,9 +144,15 @@ class Queue:
 class Engine:
     """Runs operations when told to. Nothing here decides *what* runs next, but for what an awaited one needs."""
 
-    def __init__(self, execute: Callable[[PendingOperation], None]) -> None:
-        """``execute`` does the work of one operation, and lets no fault of it escape."""
+    def __init__(
+        self, execute: Callable[[PendingOperation], None], when_full: Callable[[PendingOperation], None]
+    ) -> None:
+        """``execute`` does the work of one operation, and lets no fault of it escape.
+
+        ``when_full`` is told of each operation for which the launch queue has no room.
+        """
         self._execute = execute
+        self._when_full = when_full
         self._busy: dict[int, Queue] = {}
         self._order: deque[PendingOperation] = deque()
         self._entries = 0
@@ -165,6 +173,8 @@ class Engine:
     def submit(self, operation: PendingOperation) -> None:
         """Append to its queue; if the launch queue is full, the oldest operations run first."""
         if operation.entries:
+            if self._entries >= LAUNCH_QUEUE_ENTRIES:
+                self._when_full(operation)
             while self._entries >= LAUNCH_QUEUE_ENTRIES:
                 self.oldest()
                 self.force(self._order[0])

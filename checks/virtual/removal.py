@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..events import Stack, SyncKind
+from ..events import Stack
 from ..findings import Finding
 from ..happens_before import Fence, HappensBefore, Need, Record, Recorder, Tee, analyse_fences
 from ..libraries import portable
@@ -132,12 +132,10 @@ class _OrderWithout(order.Order):
         """See :class:`~mrv2.checks.virtual.order.Order`."""
         return self._gone() or super().query_record(record, name)
 
-    def synchronize_queue(
-        self, queue: Queue, name: str = "Stream.synchronize", kind: SyncKind = SyncKind.STREAM_SYNCHRONIZE
-    ) -> None:
+    def synchronize_queue(self, queue: Queue, name: str = "Stream.synchronize") -> None:
         """See :class:`~mrv2.checks.virtual.order.Order`; what an operation waits for by its nature stays."""
-        if kind is SyncKind.IMPLICIT or not self._gone():
-            super().synchronize_queue(queue, name, kind)
+        if not self._gone():
+            super().synchronize_queue(queue, name)
 
     def query_queue(self, queue: Queue) -> bool:
         """See :class:`~mrv2.checks.virtual.order.Order`."""

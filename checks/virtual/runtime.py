@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..events import ByteRange, EventSink, LaneKind, OperationKind, Stack
 from ..findings import Finding, Soundness, Verdict
+from ..sync.waits import Cause, Certainty, WaitKind
 from .collector import YOUNG, collect_after
 from .copies import Copies
 from .functions import names_device_tensor
@@ -52,6 +53,7 @@ class Runtime:
         generators: random numbers of the device.
         without_meta: operators that had to run at once because torch cannot tell their output's shape, counted.
         wrap_array: what ``Tensor.numpy()`` of tracked memory returns instead of the plain array.
+        wait_guard: told of each call that makes the host wait on a real device, in the thread that waits.
         upload_guard: asked at each upload that reads its source later; the check it returns runs before the copy.
     """
 
@@ -65,12 +67,13 @@ class Runtime:
         self.without_meta: Counter[str] = Counter()
         self.wrap_array: Callable[[Any], Any] | None = None
         self.upload_guard: Callable[[Any, str], Callable[[], None]] | None = None
+        self.wait_guard: Callable[[Cause], None] | None = None
         self.threads = _Threads()
         self._launches = 0
         self.order = Order(self)
         self.captures = Captures(self)
         self.generators = Generators(self)
-        self.engine = Engine(self._execute)
+        self.engine = Engine(self._execute, self._queue_full)
         self.memory = Memory(self, poison)
         self.streams = Streams(self)
         self.copies = Copies(self)
@@ -249,6 +252,16 @@ class Runtime:
             stack = program_stack()
             identity = self.sink.operation(self.host_lane(), OperationKind.HOST_ACCESS, name, stack, step=self.step)
             self.sink.access(identity, tracked, write=write, certain=certain)
+
+    def host_waits(
+        self, kind: WaitKind, name: str, size: int | None = None, certainty: Certainty = Certainty.WAITED
+    ) -> None:
+        """The calling thread is about to wait, for a reason that a real device has as well."""
+        if self.wait_guard is not None:
+            self.wait_guard(Cause(kind, name, size, certainty))
+
+    def _queue_full(self, operation: PendingOperation) -> None:
+        self.host_waits(WaitKind.QUEUE, operation.name, certainty=Certainty.DEPENDS)
 
     # Progress
 
