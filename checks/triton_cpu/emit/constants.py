@@ -54,6 +54,12 @@ def constant(program: Program, operation: Operation, index: str) -> str:
     return literal(element, value)
 
 
+@view("ub.poison", keeps_lanes=True)
+def poison(program: Program, operation: Operation, index: str) -> str:
+    """What an inlined function would return on a way that does not end in a return; nothing uses it."""
+    return literal(operation.results[0].element, 0)
+
+
 @view("tt.splat")
 def splat(program: Program, operation: Operation, index: str) -> str:
     """One scalar in each lane."""

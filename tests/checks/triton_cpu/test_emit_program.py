@@ -202,3 +202,14 @@ def test_an_unknown_operation_is_refused_by_name_and_line():
     text = elementwise("%r = math.acosh %a : tensor<16xf32> loc(#loc1)", "f32") + '#loc1 = loc("kernel.py":12:3)\n'
     with pytest.raises(Unsupported, match=r"math\.acosh.*kernel\.py:12"):
         emit(read(text))
+
+
+def test_poison_that_nothing_uses(tmp_path):
+    text = """
+    %p = ub.poison : tensor<16xi8>
+    %yes = arith.constant dense<true> : tensor<16xi1>
+    %s = arith.select %yes, %a, %p : tensor<16xi1>, tensor<16xi8>
+    %r = arith.addi %s, %b : tensor<16xi8>"""
+    out = np.zeros(16, np.int8)
+    run(elementwise(text, "i8"), tmp_path, A, B, out)
+    assert out.tolist() == (A + B).tolist()
