@@ -81,17 +81,24 @@ def test_all_predicates_of_floats(sort, tmp_path):
     expected = {f"o{word}": rule(a, b) for word, rule in _ORDERED.items()}
     expected |= {f"u{word}": rule(a, b) | unordered for word, rule in _ORDERED.items()}
     expected |= {"ord": ~unordered, "uno": unordered, "true": unordered | True, "false": unordered & False}
-    for predicate, flags in expected.items():
-        out = np.zeros(16, np.int8)
-        compare = f"%c = arith.cmpf {predicate}, %a, %b : tensor<16x{sort}>\n"
-        run(
-            elementwise(f"{compare}%r = arith.extui %c : tensor<16xi1> to tensor<16xi8>", sort, "i8"),
-            tmp_path,
-            a,
-            b,
-            out,
-        )
-        assert out.tolist() == flags.astype(int).tolist(), predicate
+    out = np.zeros(16, np.int32)
+    run(elementwise(_all_predicates(list(expected), sort), sort, "i32"), tmp_path, a, b, out)
+    for bit, (predicate, flags) in enumerate(expected.items()):
+        assert (out >> bit & 1).tolist() == flags.astype(int).tolist(), predicate
+
+
+def _all_predicates(names: list[str], sort: str) -> str:
+    """One bit of the result for each."""
+    text = "%r0 = arith.constant dense<0> : tensor<16xi32>\n"
+    for bit, name in enumerate(names):
+        last = "%r" if bit == len(names) - 1 else f"%r{bit + 1}"
+        text += f"""
+    %c{bit} = arith.cmpf {name}, %a, %b : tensor<16x{sort}>
+    %w{bit} = arith.extui %c{bit} : tensor<16xi1> to tensor<16xi32>
+    %k{bit} = arith.constant dense<{bit}> : tensor<16xi32>
+    %s{bit} = arith.shli %w{bit}, %k{bit} : tensor<16xi32>
+    {last} = arith.ori %r{bit}, %s{bit} : tensor<16xi32>"""
+    return text
 
 
 LOOP = """
