@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..errors import Unsupported
-from ..ir import Function, Module
+from ..ir import Function, Module, Operation
 from .attributes import dictionary_of
 from .functions import FunctionReader
 from .lexer import Cursor, Fault, Token, tokens_of
@@ -41,6 +41,8 @@ def _module(text: str) -> Module:
     functions: dict[str, Function] = {}
     while not cursor.accept("}"):
         function = FunctionReader(cursor, locations).read()
+        if function.name in functions:
+            raise Fault(f"a second function {function.name}")
         functions[function.name] = function
     locations.trailing(cursor)
     if cursor.next.kind != "end":
@@ -59,14 +61,20 @@ def _without_definitions(text: str) -> tuple[str, dict[str, list[Token]]]:
 
 
 def _checked(module: Module) -> Module:
-    """The module, in which there is one kernel and calls go to functions that exist and take what is passed."""
+    """The module, in which there is one kernel, and calls fit the functions that they go to."""
     if sum(function.public for function in module.functions.values()) != 1:
         raise Fault("a module with no kernel or several")
     for function in module.functions.values():
         for operation in function.body.walk():
-            if operation.name == "tt.call":
-                callee = module.functions.get(str(operation.attributes["callee"]))
-                passed = [value.type for value in operation.operands]
-                if callee is None or passed != [value.type for value in callee.arguments]:
-                    raise Unsupported(f"a call of {operation.attributes['callee']}", operation.location)
+            if operation.name == "tt.call" and not _fits(operation, module):
+                raise Unsupported(f"a call of {operation.attributes['callee']}", operation.location)
     return module
+
+
+def _fits(call: Operation, module: Module) -> bool:
+    callee = module.functions.get(str(call.attributes["callee"]))
+    return (
+        callee is not None
+        and [value.type for value in call.operands] == [value.type for value in callee.arguments]
+        and [value.type for value in call.results] == list(callee.results)
+    )

@@ -9,6 +9,7 @@ from ...findings import Site
 from ..errors import Unsupported
 from ..ir import Attribute, Block, Function, Operation, Region, Type, Value
 from .attributes import dictionary_of, symbol_of
+from .consistency import check_regions, check_returns
 from .control import SPECIAL
 from .lexer import Cursor, Fault
 from .locations import Locations
@@ -58,7 +59,9 @@ class FunctionReader:
         if not body.blocks:
             raise Fault(f"the function {name} without a body")
         self._locations.trailing(text)
-        return Function(name, arguments, results, body, public)
+        function = Function(name, arguments, results, body, public)
+        check_returns(function)
+        return function
 
     # What operations with a syntax of their own are read with
 
@@ -137,6 +140,7 @@ class FunctionReader:
         start = self.text.position
         try:
             operation = self._body(self._names())
+            check_regions(operation)
         except Fault as fault:
             raise Unsupported(str(fault), self._place(start)) from None
         for result in operation.results:
@@ -211,12 +215,13 @@ def _check_known(owner: str, given: Mapping[str, Attribute], known: frozenset[st
 
 def _ended(block: Block, end: Operation | None) -> Block:
     """The block with its last operation, which is not printed if it yields nothing."""
+    named = f"a block {block.label}" if block.label else "a block"
     if any(operation.name in TERMINATORS for operation in block.operations[:-1]):
-        raise Fault(f"a block {block.label} that goes on after its end")
+        raise Fault(f"{named} that goes on after its end")
     if block.operations and block.operations[-1].name in TERMINATORS:
         return block
     if end is None:
-        raise Fault(f"a block {block.label} that ends without a branch or return")
+        raise Fault(f"{named} that ends without a branch or return")
     return Block(block.label, block.arguments, (*block.operations, end))
 
 

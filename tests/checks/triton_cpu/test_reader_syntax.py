@@ -264,10 +264,19 @@ def test_decimals_are_rounded_once():
         "scf.forall (%a) in (4) {\n}",
         "%a = builtin.unrealized_conversion_cast %x : f32 to f32",
         "ttg.barrier local",
+        "%a = scf.if %c -> (f32) {\nscf.yield %x : f32\n}",
+        "%a = scf.if %c -> (f32) {\nscf.yield %x : f32\n} else {\nscf.yield %i : i32\n}",
+        "%a = scf.for %j = %i to %i step %i iter_args(%b = %x) -> (f32) : i32 {\nscf.yield %j : i32\n}",
+        "%a = scf.while (%b = %x) : (f32) -> i32 {\nscf.condition(%c) %b : f32\n}"
+        " do {\n^bb0(%d: f32):\nscf.yield %x : f32\n}",
+        "scf.if %c {\ntt.return\n}",
+        '%a = "tt.reduce"(%v) <{axis = 0 : i32}> ({\n^bb0(%b: f32):\ntt.reduce.return %b : f32\n})'
+        " : (tensor<4xf32>) -> f32",
+        '%a = "arith.negf"(%x) ({\n^bb0(%b: f32):\ntt.return\n}) : (f32) -> f32',
     ],
 )
 def test_what_is_not_known_is_refused(line):
-    head = "module {\n  tt.func public @k(%p: !tt.ptr<f32>, %x: f32, %i: i32) {\n"
+    head = "module {\n  tt.func public @k(%p: !tt.ptr<f32>, %x: f32, %i: i32, %c: i1, %v: tensor<4xf32>) {\n"
     place = ' loc("kernel.py":12:3)'
     with pytest.raises(Unsupported) as refused:
         read(f"{head}    {line}{place}\n    tt.return\n  }}\n}}")
@@ -288,6 +297,9 @@ def test_what_is_not_known_is_refused(line):
         "module {\n tt.func public @k(%a: !tt.ptr<f32, 3>) {\n tt.return\n }\n}",
         "module {\n tt.func public @k(%a: i32 {tt.secret = 1 : i32}) {\n tt.return\n }\n}",
         "module {\n tt.func public @k() {\n tt.return\n }\n tt.func public @l() {\n tt.return\n }\n}",
+        "module {\n tt.func public @k(%a: i32) {\n tt.return %a : i32\n }\n}",
+        "module {\n tt.func public @k() -> i32 {\n tt.return\n }\n}",
+        "module {\n tt.func private @k() {\n tt.return\n }\n tt.func public @k() {\n tt.return\n }\n}",
         "module {\n tt.func public @k() {\n tt.return loc(#nowhere)\n }\n}",
         '#a = loc("x"(#b))\n#b = loc("y"(#a))\nmodule {\n tt.func public @k() {\n tt.return loc(#a)\n }\n}',
     ],
