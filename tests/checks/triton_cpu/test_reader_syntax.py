@@ -267,11 +267,15 @@ def test_decimals_are_rounded_once():
         "%a = scf.if %c -> (f32) {\nscf.yield %x : f32\n}",
         "%a = scf.if %c -> (f32) {\nscf.yield %x : f32\n} else {\nscf.yield %i : i32\n}",
         "%a = scf.for %j = %i to %i step %i iter_args(%b = %x) -> (f32) : i32 {\nscf.yield %j : i32\n}",
-        "%a = scf.while (%b = %x) : (f32) -> i32 {\nscf.condition(%c) %b : f32\n}"
-        " do {\n^bb0(%d: f32):\nscf.yield %x : f32\n}",
+        (
+            "%a = scf.while (%b = %x) : (f32) -> i32 {\nscf.condition(%c) %b : f32\n}"
+            " do {\n^bb0(%d: f32):\nscf.yield %x : f32\n}"
+        ),
         "scf.if %c {\ntt.return\n}",
-        '%a = "tt.reduce"(%v) <{axis = 0 : i32}> ({\n^bb0(%b: f32):\ntt.reduce.return %b : f32\n})'
-        " : (tensor<4xf32>) -> f32",
+        (
+            '%a = "tt.reduce"(%v) <{axis = 0 : i32}> ({\n^bb0(%b: f32):\ntt.reduce.return %b : f32\n})'
+            " : (tensor<4xf32>) -> f32"
+        ),
         '%a = "arith.negf"(%x) ({\n^bb0(%b: f32):\ntt.return\n}) : (f32) -> f32',
     ],
 )
