@@ -18,7 +18,7 @@ class FusedLoop:
     """Expressions over one number of lanes, in an order in which each follows what it reads."""
 
     lanes: int
-    operations: list[Operation] = field(default_factory=list)
+    operations: dict[Operation, None] = field(default_factory=dict)
 
 
 class Pending:
@@ -37,7 +37,7 @@ class Pending:
         )
         if number == len(self.loops):
             self.loops.append(FusedLoop(result.lanes))
-        self.loops[number].operations.append(operation)
+        self.loops[number].operations[operation] = None
         self._loop_of[result] = number
 
     def take(self) -> list[FusedLoop]:
