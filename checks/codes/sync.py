@@ -139,4 +139,31 @@ ENTRIES = (
         ),
         stage="any",
     ),
+    CodeInfo(
+        code="MRV130",
+        title="work on a stream uses what another stream made, without an order between them",
+        soundness=Soundness.MAY,
+        rule="before a stream uses what another stream made, it waits for that stream or for an event recorded there",
+        why="streams run at once: the work may read the memory before, while or after it is written",
+        remedy="side.wait_stream(main) before its work, and main.wait_stream(side) before its results are used",
+        example=Example(
+            "y = f(x)\nwith torch.cuda.stream(side):\n    z = g(y)",
+            "y = f(x)\nside.wait_stream(torch.cuda.current_stream())\nwith torch.cuda.stream(side):\n    z = g(y)",
+        ),
+        stage="any",
+    ),
+    CodeInfo(
+        code="MRV131",
+        title="a staging buffer is written again before the copy that reads it is known to be over",
+        soundness=Soundness.MAY,
+        rule="between an upload out of pinned memory and the next write of that memory the host waits for the upload's "
+        "event, or sees that it is over",
+        why="the copy reads the memory when it runs, not when it is called: a step can get the next step's data",
+        remedy="record an event after the upload, and wait for it or poll it before the next write; or write elsewhere",
+        example=Example(
+            "staging[:n] = rows\ndev.copy_(staging, non_blocking=True)",
+            "copied.synchronize()\nstaging[:n] = rows\ndev.copy_(staging, non_blocking=True); copied.record()",
+        ),
+        stage="any",
+    ),
 )

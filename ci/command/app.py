@@ -13,6 +13,7 @@ from .doctor import doctor
 from .explain import explain
 from .fences import fences
 from .generate import generate
+from .lint import lint
 from .replay import replay
 from .trace import trace
 from .verify import verify
@@ -26,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (verify, replay, fences, generate, doctor, explain, diff):
+for command in (verify, lint, replay, fences, generate, doctor, explain, diff):
     app.command()(command)
 app.add_typer(trace, name="trace")
 
