@@ -144,7 +144,7 @@ class NanWatch:
     """Reports each NaN that a reduction compares: its place decides the result, differently on every machine.
 
     Triton's interpreter skips NaNs in argmax and argmin; the function as it is written, folded in order or in a GPU's
-    tree, does not.
+    tree, does not. A function that compares an element with itself asks for NaNs, and has an answer to them.
     """
 
     def __init__(self, program: Program, operation: Operation) -> None:
@@ -162,8 +162,10 @@ class NanWatch:
 
 
 def _compared(operation: Operation) -> list[Value]:
-    parts = (part for part in operation.regions[0].walk() if part.name == "arith.cmpf")
-    return [value for part in parts for value in part.operands]
+    """Values that are compared with others, and never with themselves."""
+    pairs = [part.operands for part in operation.regions[0].walk() if part.name == "arith.cmpf"]
+    asked = {left for left, right in pairs if left is right}
+    return [value for pair in pairs for value in pair if value not in asked]
 
 
 def _is_nan(name: str, element: Element) -> str:

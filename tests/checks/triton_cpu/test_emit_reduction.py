@@ -125,6 +125,27 @@ def test_a_nan_in_front_of_an_argmax_is_reported(place):
 
 
 @triton.jit
+def larger_or_nan(value, place, other_value, other_place):
+    is_nan, other_is_nan = value != value, other_value != other_value
+    first = (is_nan & ~other_is_nan) | ((is_nan == other_is_nan) & ((value > other_value) | (place < other_place)))
+    return tl.where(first, value, other_value), tl.where(first, place, other_place)
+
+
+@triton.jit
+def place_of_largest_or_nan(x, out, N: tl.constexpr):
+    places = tl.arange(0, N)
+    _, place = tl.reduce((tl.load(x + places), places), 0, larger_or_nan)
+    tl.store(out, place)
+
+
+def test_a_reduction_that_asks_for_nans_is_left_alone():
+    x, out = torch.arange(16.0), torch.zeros(1, dtype=torch.int32)
+    x[5] = torch.nan
+    assert launch(place_of_largest_or_nan, (1,), x, out, 16).nan_count == 0
+    assert out.item() == 5
+
+
+@triton.jit
 def plus(a, b):
     return a + b
 
