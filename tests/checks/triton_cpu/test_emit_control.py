@@ -9,7 +9,7 @@ import triton.language as tl
 
 from mrv2.checks.triton_cpu.errors import DeviceAssertion, OutOfFuel
 
-from .differential import copied, launch, same
+from .differential import copied, interpret, launch, same
 
 LANES = 64
 
@@ -58,6 +58,26 @@ def fibonacci(out, n, N: tl.constexpr):
 @pytest.mark.parametrize("n", [0, 1, 7])
 def test_loop_variables_change_all_at_once(n):
     same(fibonacci, (1,), torch.zeros(2 * 16 + 2, dtype=torch.int32), n, 16)
+
+
+@triton.jit
+def twins(x, out, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    a = tl.load(x + i)
+    b = a
+    for _ in range(n):
+        a, b = a + 1, a
+    tl.store(out + i, a)
+    tl.store(out + N + i, b)
+
+
+def test_a_loop_variable_that_begins_as_another_one_is_what_the_front_end_says():
+    """Triton takes ``b`` for constant, as it begins with the value that ``a`` begins with; the interpreter does not."""
+    x, out = torch.arange(4).int(), torch.zeros(8).int()
+    launch(twins, (1,), x, out, 3, 4)
+    assert out.tolist() == [3, 4, 5, 6, 0, 1, 2, 3]
+    interpret(twins, (1,), x, out, 3, 4)
+    assert out.tolist() == [3, 4, 5, 6, 2, 3, 4, 5]
 
 
 @triton.jit
