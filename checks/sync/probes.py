@@ -169,7 +169,7 @@ FREE: Mapping[str, Call] = MappingProxyType(
         "wait_stream": lambda b: b.other.wait_stream(b.stream),
         "pin_memory()": lambda b: b.page.pin_memory(),
         "empty_pinned_new": lambda b: torch.empty(64, pin_memory=True),
-        "big_alloc_cudaMalloc": lambda b: torch.empty(64 << 20, device="cuda"),
+        "big_alloc_cudaMalloc": lambda b: torch.empty(32 << 20, dtype=torch.uint8, device="cuda"),
         "mem_get_info": lambda b: torch.cuda.mem_get_info(),
         "memory_allocated": lambda b: torch.cuda.memory_allocated(),
         "inv_ex": lambda b: torch.linalg.inv_ex(b.square),
