@@ -161,9 +161,11 @@ def program_count(program: Program, operation: Operation, operands: list[str]) -
     return f"grid[{operation.attributes['axis']}]"
 
 
-@statement("gpu.barrier", "ttg.barrier", "ttg.local_barrier", "llvm.intr.assume")
+@statement("gpu.barrier", "ttg.barrier")
+@statement("tt.grid_dependency_wait", "tt.grid_dependency_launch_dependents")
+@statement("llvm.intr.assume")
 def nothing(program: Program, operation: Operation) -> None:
-    """A barrier within one program: a program here is one thread. An assumption: it only helps an optimiser."""
+    """Barriers in a program, which is one thread here; waits for the launch before, which has ended; assumptions."""
 
 
 @statement("tt.assert")

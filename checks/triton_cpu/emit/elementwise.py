@@ -44,13 +44,14 @@ def _arithmetic(program: Program, operation: Operation, a: str, sign: str, b: st
 _SIGNS = {
     "arith.addi": "+", "arith.subi": "-", "arith.muli": "*", "arith.andi": "&", "arith.ori": "|", "arith.xori": "^",
     "arith.addf": "+", "arith.subf": "-", "arith.mulf": "*", "arith.divf": "/", "tt.precise_divf": "/",
+    "tt.approx_divf": "/",
 }  # fmt: skip
 
 
 @expression("arith.addi", "arith.subi", "arith.muli", "arith.andi", "arith.ori", "arith.xori", cheap=True)
-@expression("arith.addf", "arith.subf", "arith.mulf", "arith.divf", "tt.precise_divf")
+@expression("arith.addf", "arith.subf", "arith.mulf", "arith.divf", "tt.precise_divf", "tt.approx_divf")
 def binary(program: Program, operation: Operation, operands: list[str]) -> str:
-    """An operator of C."""
+    """An operator of C; approximate quotients are exact, as in the interpreter."""
     return _arithmetic(program, operation, operands[0], _SIGNS[operation.name], operands[1])
 
 

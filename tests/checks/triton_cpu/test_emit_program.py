@@ -220,3 +220,21 @@ def test_poison_that_nothing_uses(tmp_path):
     out = np.zeros(16, np.int8)
     run(elementwise(text, "i8"), tmp_path, A, B, out)
     assert out.tolist() == (A + B).tolist()
+
+
+def test_what_orders_threads_or_launches_does_nothing(tmp_path):
+    text = """
+    tt.grid_dependency_wait
+    gpu.barrier
+    %r = arith.addi %a, %b : tensor<16xi8>
+    tt.grid_dependency_launch_dependents"""
+    out = np.zeros(16, np.int8)
+    run(elementwise(text, "i8"), tmp_path, A, B, out)
+    assert out.tolist() == (A + B).tolist()
+
+
+def test_approximate_quotients_are_exact(tmp_path):
+    a, b, out = F.astype(np.float32), G.astype(np.float32), np.zeros(16, np.float32)
+    run(elementwise("%r = tt.approx_divf %a, %b : tensor<16xf32>", "f32"), tmp_path, a, b, out)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(out, a / b)
