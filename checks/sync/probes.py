@@ -112,7 +112,7 @@ WAITING: Mapping[str, Call] = MappingProxyType(
         "setitem_cpu_tensor_scalar": lambda b: _assign(b.x, 3, torch.tensor(2.0)),
         "setitem_list": lambda b: _assign(b.x, [1, 2], 2.0),
         "slice_by_gpu_scalar": lambda b: b.x[: b.zero],
-        "select_by_gpu_scalar": lambda b: b.x.select(0, b.zero),
+        "select_by_gpu_scalar": lambda b: b.x.select(0, b.zero),  # type: ignore[arg-type]
         "unique": lambda b: b.many.unique(),
         "repeat_interleave_tensor": lambda b: torch.repeat_interleave(b.x[:8], b.index),
         "equal": lambda b: torch.equal(b.x, b.x + 1),

@@ -103,7 +103,9 @@ class Watch:
         return None
 
     def _add(self, wait: Wait, entry: Entry, allowance: Allowance | None) -> None:
-        key = (wait.operation, wait.stack[:1], entry.name, allowance)
+        # A full queue stops whichever launch comes next: the place says nothing, and there would be one for each line.
+        place = () if wait.code == "MRV108" else wait.stack[:1]
+        key = (wait.operation, place, entry.name, allowance)
         case = self._cases.setdefault(key, _Case(wait, entry, allowance))
         case.times += 1
 

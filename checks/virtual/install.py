@@ -66,6 +66,9 @@ class FunctionMode(TorchFunctionMode):
         """A function or method of torch was called."""
         here = self._here
         here.frame = sys._getframe(1)
+        outer = here.function
+        if outer is None:
+            here.function = func
         try:
             handler = handler_of(func)
             if handler is not None:
@@ -74,6 +77,8 @@ class FunctionMode(TorchFunctionMode):
             return func(*args, **kwargs) if kwargs else func(*args)
         finally:
             here.call = here.frame = here.stack = None
+            if outer is None:
+                here.function = here.told = None
 
 
 @contextlib.contextmanager
@@ -213,8 +218,16 @@ def _answered(function: Any) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def answered(*args: Any, **kwargs: Any) -> Any:
-        # A program that imported this while a device was open keeps it.
-        return handler(active_runtime(), function, args, kwargs) if is_active() else function(*args, **kwargs)
+        if not is_active():  # a program that imported this while a device was open keeps it
+            return function(*args, **kwargs)
+        here = heres.here
+        if here.function is not None:
+            return handler(active_runtime(), function, args, kwargs)
+        here.function = function
+        try:
+            return handler(active_runtime(), function, args, kwargs)
+        finally:
+            here.function = here.told = None
 
     return answered
 

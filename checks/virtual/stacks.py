@@ -92,6 +92,34 @@ def _standard_stack(frame: FrameType | None, frames: int) -> Stack:
     return tuple(stack)
 
 
+def whole_stack(outermost: CodeType | None) -> Stack:
+    """All frames of the program under test, innermost first, out to the innermost one of some code."""
+    stack: list[tuple[str, int, str]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (places := _places_of(frame)) is not _CALLER:
+        if places is not _HIDE:
+            stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
+        if frame.f_code is outermost:
+            break
+        frame = frame.f_back
+    return tuple(stack)
+
+
+def library_frames() -> list[FrameType]:
+    """The innermost frame of the program, and those between it and the caller of this function, innermost last."""
+    frames: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _places_of(frame) is _HIDE:
+        frames.append(frame)
+        frame = frame.f_back
+    return [*([] if frame is None else [frame]), *frames[::-1]]
+
+
+def _places_of(frame: FrameType) -> _Places:
+    places = _codes.get(id(frame.f_code))
+    return _learn(frame.f_code) if places is None else places
+
+
 def sites(stack: Stack) -> tuple[Site, ...]:
     """A stack as findings carry it."""
     return tuple(Site(*frame) for frame in stack)

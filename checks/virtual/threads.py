@@ -22,15 +22,19 @@ class Here:
         call: function, arguments and keyword arguments.
         frame: of the caller; stacks begin there, and need not walk through torch and this toolkit.
         stack: of the call, once somebody asked for it.
+        function: that the program called, also if torch is not asked.
+        told: lines of the program in that call whose waits were told of: a call that waits twice is one to change.
         below: whether the thread is below all modes already.
     """
 
-    __slots__ = ("below", "call", "frame", "stack")
+    __slots__ = ("below", "call", "frame", "function", "stack", "told")
 
     def __init__(self) -> None:
         self.call: tuple[Any, Any, Any] | None = None
         self.frame: FrameType | None = None
         self.stack: Stack | None = None
+        self.function: Any = None
+        self.told: set[Stack] | None = None
         self.below = False
 
 

@@ -1,0 +1,115 @@
+"""The sync trap on the virtual device: each wait of the host, told to a watch.
+
+with sync_trap(read_settings(Path("pyproject.toml"))) as trap:
+run_the_program()
+trap.watch.findings
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..events import Stack
+from ..hot_path import current_entry
+from ..virtual.device import Hook, VirtualDevice, virtual_device
+from ..virtual.stacks import library_frames, whole_stack
+from ..virtual.threads import heres
+from .called import name_of, outermost
+from .rules import operation_of, rule_of
+from .settings import Settings
+from .waits import Cause, Wait, WaitKind
+from .watch import Watch
+
+if TYPE_CHECKING:
+    from ..virtual.runtime import Runtime
+
+#: The program asks for these by name; which function of torch it is in, if any, says nothing.
+_ASKED_FOR = frozenset({WaitKind.EVENT, WaitKind.STREAM, WaitKind.DEVICE, WaitKind.FREE_DEVICE, WaitKind.FREE_HOST})
+
+
+def install(watch: Watch) -> Hook:
+    """A hook for ``virtual_device(hooks=(install(watch),))``."""
+
+    def hook(runtime: Runtime) -> Callable[[], None]:
+        def waits(cause: Cause) -> None:
+            entry = current_entry()
+            if entry is not None:
+                stack = whole_stack(entry.code)
+                if _first_of_its_call(cause, stack):
+                    watch.waited(_described(cause, stack, runtime.step))
+
+        runtime.wait_guard = waits
+
+        def undo() -> None:
+            runtime.wait_guard = None
+
+        return undo
+
+    return hook
+
+
+@dataclass(frozen=True)
+class Trap:
+    """A virtual device with a watch of its hot paths.
+
+    Attributes:
+        device: the virtual device.
+        watch: has the findings of waits; those of races are the device's.
+    """
+
+    device: VirtualDevice
+    watch: Watch
+
+
+@contextlib.contextmanager
+def sync_trap(settings: Settings | None = None, schedule: Any = "late", **device: Any) -> Iterator[Trap]:
+    """A virtual device whose hot paths are watched.
+
+    Args:
+        settings: hot paths and allowances named from outside; those in code need none.
+        schedule: see ``virtual_device``.
+        device: further arguments of ``virtual_device``.
+
+    Raises:
+        HotPathError: a name in the settings names nothing.
+        CheckError: the device cannot be opened.
+    """
+    hooks = device.pop("hooks", ())
+    with Watch(settings) as watch, virtual_device(schedule, hooks=(*hooks, install(watch)), **device) as opened:
+        yield Trap(opened, watch)
+
+
+def _first_of_its_call(cause: Cause, stack: Stack) -> bool:
+    """One call of a function of torch is one thing to change, however often it waits inside.
+
+    Unless it calls the program back, as a backward pass does; then each line is one.
+    """
+    here = heres.here
+    if here.function is None or cause.kind in _ASKED_FOR:
+        return True
+    told = here.told = here.told or set()
+    first = stack[:1] not in told
+    told.add(stack[:1])
+    return first
+
+
+def _called() -> str | None:
+    """What the innermost frame of the program called."""
+    here, frames = heres.here, library_frames()
+    name = outermost(frames[1:])
+    if name is not None:
+        return name
+    by_program = here.frame is None or any(frame is here.frame for frame in frames)
+    return name_of(here.function) if by_program else None
+
+
+def _described(cause: Cause, stack: Stack, step: int | None) -> Wait:
+    called = None if cause.kind in _ASKED_FOR else _called()
+    rule = rule_of(cause, called)
+    return Wait(
+        operation_of(cause, called, rule), rule.code, stack, rule.instead, cause.certainty, cause.kind.direction,
+        cause.size, step,
+    )  # fmt: skip
