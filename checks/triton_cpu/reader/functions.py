@@ -152,10 +152,8 @@ class FunctionReader:
         tokens = self.text.tokens
         line = [index for index in range(start, len(tokens)) if tokens[index].line == tokens[start].line]
         marks = [index for index in line if tokens[index].text == "loc"]
-        mark = Cursor(tokens)
-        mark.position = marks[-1] if marks else len(tokens)
         try:
-            return self._locations.trailing(mark)
+            return self._locations.trailing(Cursor(tokens[marks[-1] :])) if marks else ()
         except Fault:
             return ()
 

@@ -25,8 +25,9 @@ _TOKEN = re.compile(
     | (?P<integer>-?[0-9]{1,60})
     | (?P<word>[A-Za-z_][A-Za-z0-9_$]*(?:\.[A-Za-z0-9_$]+)*)
     | (?P<sign>->|[()\[\]{}<>,:=*|])
+    | (?P<unknown>.)
     """,
-    re.VERBOSE,
+    re.VERBOSE | re.DOTALL,
 )
 
 _ESCAPE = re.compile(r"\\([0-9A-Fa-f]{2}|.)")
@@ -50,17 +51,15 @@ def tokens_of(text: str, first_line: int = 1) -> list[Token]:
     Raises:
         Fault: a character that begins no token.
     """
-    found, position, line = [], 0, first_line
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise Fault(f"the character {text[position]!r} in line {line} of the TTIR")
+    found, line = [], first_line
+    for match in _TOKEN.finditer(text):
         kind, piece = match.lastgroup or "", match.group()
         if kind == "space":
             line += piece.count("\n")
+        elif kind == "unknown":
+            raise Fault(f"the character {piece!r} in line {line} of the TTIR")
         else:
             found.append(Token(kind, piece, line))
-        position = match.end()
     return found
 
 
@@ -89,17 +88,17 @@ class Cursor:
     """A place among tokens that moves on as they are read."""
 
     def __init__(self, tokens: list[Token]) -> None:
-        self.tokens = tokens
+        self.tokens = [*tokens, _END]
         self.position = 0
 
     @property
     def next(self) -> Token:
-        """The token to be read next."""
-        return self.tokens[self.position] if self.position < len(self.tokens) else _END
+        """The token to be read next; one of the kind ``end`` after the last."""
+        return self.tokens[self.position]
 
     def at(self, text: str) -> bool:
         """Whether the next token is this one."""
-        token = self.next
+        token = self.tokens[self.position]
         return token.text == text and token.kind in ("sign", "word")
 
     def accept(self, text: str) -> bool:
