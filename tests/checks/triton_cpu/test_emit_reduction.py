@@ -279,3 +279,38 @@ def test_sums_of_what_was_transposed_follow_numpys_memory():
         torch.randn(32, 16, generator=generator),
         torch.zeros(112),
     )
+
+
+@triton.jit
+def promoted(x, out, N: tl.constexpr):
+    value = tl.load(x + tl.arange(0, N))
+    tl.store(out, tl.sum(value > 1))
+    tl.store(out + 1, tl.max(value.to(tl.bfloat16)))
+    most, place = tl.max(value.to(tl.float16), 0, return_indices=True)
+    tl.store(out + 2, most + place)
+    tl.store(out + 3, tl.sum(value.to(tl.uint8)))
+    tl.store(out + 4, tl.max(value.to(tl.uint32)))
+    tl.store(out + 5, tl.sum(value, dtype=tl.float64))
+    tl.store(out + 6, tl.max(value > 1).to(tl.float32))
+    tl.store(out + 7, tl.xor_sum((value > 1).to(tl.int8)))
+    tl.store(out + 8, tl.min(value.to(tl.int8)))
+
+
+def test_narrow_types_are_widened_as_the_front_end_says():
+    x = torch.randn(64, generator=torch.Generator().manual_seed(1)).abs() * 30
+    same(promoted, (1,), x, torch.zeros(9), 64)
+
+
+def test_bfloat16_sums_round_after_each_addition():
+    """The interpreter adds the bits as integers."""
+    x, out = torch.arange(64).bfloat16(), torch.zeros(1, dtype=torch.bfloat16)
+    launch(sum_of, (1,), x, out, 64, truncate_bf16=False)
+    expected = torch.zeros((), dtype=torch.bfloat16)
+    for number in x:
+        expected = expected + number
+    assert out[0] == expected
+
+
+@triton.jit
+def sum_of(x, out, N: tl.constexpr):
+    tl.store(out, tl.sum(tl.load(x + tl.arange(0, N))))
