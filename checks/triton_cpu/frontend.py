@@ -55,10 +55,10 @@ def ttir(
         triton.compiler.errors.CompilationError: Triton refuses the kernel; names the line.
         Unsupported: the kernel is written in Gluon, which describes one kind of GPU.
     """
-    function = jit_function(kernel)
-    if function.is_gluon():
-        raise Unsupported(f"the Gluon kernel {function.__name__}")
     with _lock, compiled_language():
+        function = jit_function(kernel)
+        if function.is_gluon():
+            raise Unsupported(f"the Gluon kernel {function.__name__}")
         try:
             return _compiled(function, dict(signature), dict(constants), dict(options))
         except Exception as error:

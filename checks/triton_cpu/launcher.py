@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..events import ByteRange
 from ..findings import JSON
+from . import language  # noqa: F401 - it remembers the language as it is before an interpreter replaces it
 from .arguments import Packer
 from .build import shared_object
 from .emit.source import Source

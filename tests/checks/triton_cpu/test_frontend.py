@@ -284,3 +284,32 @@ def test_silent_and_nothing_is_left_at_exit(tmp_path):
     """Triton reports objects of its compiler that outlive it on stderr, at exit."""
     ended = run(FAILING, tmp_path)
     assert (ended.stdout, ended.stderr, ended.returncode) == ("done\n", "", 0)
+
+
+LATE = """
+import torch
+from mrv2.checks import triton_cpu
+import triton, triton.language as tl
+from triton.runtime import interpreter
+
+@triton.jit
+def doubled(x):
+    return tl.sum(x) * 2
+
+@triton.jit
+def kernel(p):
+    tl.store(p, doubled(tl.load(p + tl.arange(0, 4))))
+
+interpreter._patch_lang(kernel)  # as Triton's interpreter leaves it
+assert not tl.core.is_builtin(tl.load)
+x = torch.ones(4)
+with triton_cpu.enabled():
+    kernel[(1,)](x)
+print(x.tolist())
+"""
+
+
+def test_the_first_launch_after_an_interpreter(tmp_path):
+    """The front end is imported late, the original language is remembered early."""
+    ended = run(LATE, tmp_path, MRV2_CACHE_DIR=str(tmp_path))
+    assert (ended.stdout, ended.stderr) == ("[8.0, 1.0, 1.0, 1.0]\n", "")
