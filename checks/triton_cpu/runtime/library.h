@@ -6,6 +6,10 @@
 
 #include "numbers.h"
 
+/* math.h declares them on request only. */
+extern double exp10(double);
+extern float exp10f(float);
+
 #define SATURATING(name, source, type, least, bound, smallest, largest, nan)                                         \
   static inline type name(source value) {                                                                            \
     if (value != value) return nan;                                                                                  \

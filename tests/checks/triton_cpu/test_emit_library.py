@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
+from triton.language.extra.cuda import libdevice as cuda_libdevice
 
+from mrv2.checks.triton_cpu.compiler import find_compiler
 from mrv2.checks.triton_cpu.emit import library
 from mrv2.checks.triton_cpu.errors import Unsupported
 
@@ -31,18 +35,22 @@ def smooth(x, out, N: tl.constexpr):
     tl.store(out + 5 * N + lane, libdevice.atan2(value, value * value))
     tl.store(out + 6 * N + lane, libdevice.rsqrt(tl.abs(value)))
     tl.store(out + 7 * N + lane, libdevice.hypot(value, value + 1))
+    tl.store(out + 8 * N + lane, libdevice.exp10(value))
+    tl.store(out + 9 * N + lane, libdevice.normcdf(value))
+    tl.store(out + 10 * N + lane, libdevice.sinpi(value))
 
 
 def _smooth_in_torch(x: torch.Tensor) -> torch.Tensor:
     size, square = x.abs(), x * x
     results = [x.tanh(), x.erf(), size.log1p(), x.expm1(), size.pow(x), x.atan2(square), size.rsqrt(), x.hypot(x + 1)]
+    results += [torch.pow(10.0, x), (1 + (x / 2**0.5).erf()) / 2, (x * torch.pi).sin()]
     return torch.cat(results)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_smooth_functions_are_close(dtype):
     x = torch.randn(N, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
-    out = torch.zeros(8 * N, dtype=dtype)
+    out = torch.zeros(11 * N, dtype=dtype)
     launch(smooth, (1,), x, out, N)
     torch.testing.assert_close(out, _smooth_in_torch(x.double()).to(dtype), rtol=1e-6, atol=1e-7)
 
@@ -162,6 +170,33 @@ def test_every_expression_has_as_many_braces_as_the_function_has_arguments():
         assert library._template(name) is not None, name
     for name in ("", "f", "erfinv", "double2half_rn", "float2int_xx", "exp3"):
         assert library._template(name) is None, name
+
+
+_TYPES = {
+    "fp32": "float", "fp64": "double", "int32": "int32_t", "uint32": "int32_t", "int64": "int64_t", "uint64": "int64_t",
+}  # fmt: skip
+
+
+def _signatures() -> dict[str, tuple[list[str], str]]:
+    """Types of arguments and result of every function that Triton knows of libdevice."""
+    text = inspect.getsource(cuda_libdevice)
+    pattern = r'\((core\.dtype\([^{}]*?)\)\s*:\s*\("__nv_(\w+)",\s*core\.dtype\("(\w+)"\)'
+    return {found[2]: (re.findall(r'dtype\("(\w+)"\)', found[1]), found[3]) for found in re.finditer(pattern, text)}
+
+
+def test_every_known_function_is_valid_c(tmp_path):
+    lines, refused = ['#include "launch.h"'], []
+    for name, (arguments, result) in _signatures().items():
+        template = library._template(name)
+        if template is None:
+            refused.append(name)
+            continue
+        parameters = ", ".join(f"{_TYPES[kind]} a{k}" for k, kind in enumerate(arguments))
+        value = template.format(*(f"a{k}" for k in range(len(arguments))))
+        lines.append(f"{_TYPES[result]} f_{name}({parameters}) {{ return {value}; }}")
+    find_compiler().build("\n".join([*lines, ""]), "libdevice", tmp_path / "library.so")
+    assert len(lines) > 200
+    assert all(re.search(r"_r[duz]$|inv|bessel|erfcx|rcp64h", name) for name in refused), refused
 
 
 @triton.jit
