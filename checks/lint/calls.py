@@ -27,6 +27,7 @@ from .values import (
     Sure,
     Tensor,
     Value,
+    asked,
     constant,
     device_elements,
     elements,
@@ -260,7 +261,7 @@ def _container_method(frame: Frame, owner: Items, name: str, arguments: Argument
         default = arguments.get(1, "default")
         return join(owner.element, default) if default is not None else owner.element
     if name in {"index", "count", "remove"}:
-        sure = on_device(arguments.positional[0]) if arguments.positional else None
+        sure = asked(arguments.positional[0]) if arguments.positional else None
         if sure is not None:
             frame.report("contains", node, sure)
         return NUMBER

@@ -35,6 +35,7 @@ from .values import (
     Sure,
     Tensor,
     Value,
+    asked,
     constant,
     device_elements,
     elements,
@@ -69,7 +70,7 @@ def truth(frame: Frame, node: ast.expr, kind: str) -> bool | None:
     if isinstance(node, ast.BoolOp):
         return _truth_of_several(frame, node, kind)
     of = evaluate(frame, node)
-    sure = on_device(of)
+    sure = asked(of)
     if sure is not None and _is_single(node, of):
         frame.report(kind, node, sure)
     return known_truth(of)
@@ -80,7 +81,7 @@ def _is_single(node: ast.expr, of: Value) -> bool:
 
     A name holds one if it was compared or made certainly; an expression computes one, a call if it reduces.
     """
-    if any(tensor.mask or tensor.sure is Sure.CERTAIN for tensor in tensors(of)):
+    if all(tensor.mask or tensor.sure is Sure.CERTAIN for tensor in tensors(of)):
         return True
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Attribute) and node.func.attr in facts.REDUCTIONS
@@ -241,7 +242,13 @@ def _binary(frame: Frame, node: ast.expr) -> Value:
         return _of_host(left, right)
     logical = isinstance(node.op, ast.BitAnd | ast.BitOr | ast.BitXor)
     mask = logical and all(tensor.mask for tensor in (*tensors(left), *tensors(right)))
-    return frozenset(Tensor(atom.place, atom.sure, mask) for atom in tensors(result))
+    return frozenset(Tensor(atom.place, atom.sure, mask) for atom in tensors(result)) | _of_numbers(left, right)
+
+
+def _of_numbers(left: Value, right: Value) -> Value:
+    """A number too, if neither side must be a tensor."""
+    plain = all(any(isinstance(atom, Host | Items) for atom in of) for of in (left, right))
+    return NUMBER if plain else UNKNOWN
 
 
 def _of_host(left: Value, right: Value) -> Value:
@@ -297,7 +304,7 @@ def _compare(frame: Frame, node: ast.expr) -> Value:
     for operator, left, right in zip(node.ops, operands, operands[1:], strict=False):
         results.append(_compared(frame, node, operator, left, right))
     for of in results[:-1]:  # a < b < c asks for the truth of a < b
-        sure = on_device(of)
+        sure = asked(of)
         if sure is not None:
             frame.report("branch", node, sure)
     return results[-1] if len(results) == 1 else join(*results)
@@ -307,9 +314,9 @@ def _compared(frame: Frame, node: ast.Compare, operator: ast.cmpop, left: Value,
     if isinstance(operator, ast.Is | ast.IsNot):
         return _identity(operator, left, right)
     if isinstance(operator, ast.In | ast.NotIn):
-        sure = on_device(right)
+        sure = asked(right)
         if sure is None and any(isinstance(atom, Items) and not atom.mapping for atom in right):
-            sure = on_device(left)
+            sure = asked(left)
         if sure is not None:
             frame.report("contains", node, sure)
         return NUMBER
@@ -317,7 +324,8 @@ def _compared(frame: Frame, node: ast.Compare, operator: ast.cmpop, left: Value,
         streams.used(frame, part, of)
     result = computed((left, right))
     if result is not None:
-        return frozenset(Tensor(atom.place, atom.sure, mask=True) for atom in tensors(result))
+        masks = frozenset(Tensor(atom.place, atom.sure, mask=True) for atom in tensors(result))
+        return masks | _of_numbers(left, right)
     if isinstance(operator, ast.Eq | ast.NotEq):
         return _equality(isinstance(operator, ast.Eq), left, right)
     return ARRAY if any(getattr(atom, "kind", "") == "array" for atom in left | right) else NUMBER

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from .search import Search
 
 
+#: In compiled code these become part of a kernel.
+_COMPILED_AWAY = frozenset({"setitem", "constructor", "index_upload"})
+
+
 @dataclass
 class Arguments:
     """The arguments of a call.
@@ -83,6 +87,11 @@ class Frame:
     line: int = 0
 
     @property
+    def _is_compiled(self) -> bool:
+        """Whether torch.compile makes kernels of this function."""
+        return self.function is not None and any(name.endswith("compile") for name in self.function.decorators)
+
+    @property
     def silent(self) -> bool:
         """Whether what is found here is not reported."""
         return self.quiet or self.cold > 0
@@ -91,7 +100,7 @@ class Frame:
         """Tell that a rule is broken at a node; what waits for the device also orders what came before."""
         if kind not in {"stream", "staging"}:
             self.effect("wait", None, node)
-        if not self.silent:
+        if not self.silent and not (kind in _COMPILED_AWAY and self._is_compiled):
             self.search.observe(self, kind, node, sure, facts)
 
     def effect(self, verb: str, buffer: str | None, node: ast.AST) -> None:

@@ -106,17 +106,11 @@ def _roots(
 def _staging(
     sources: Sources, effects: Sequence[tuple[FunctionInfo, tuple[Effect, ...]]]
 ) -> Iterator[tuple[Finding, str, int]]:
-    """MRV131, once for each place that writes."""
-    seen: set[tuple[str, int, str | None]] = set()
-    for root, order in effects:
-        for copied, written in rewritten(order):
-            source, other = sources.module(written.module), sources.module(copied.module)
-            key = (written.module, written.line, written.buffer)
-            if source is None or other is None or not source.judged or key in seen:
-                continue
-            seen.add(key)
-            places = (source.label, other.label)
-            yield staging_finding(root, copied, written, *places), written.module, written.line
+    """MRV131, once for each place that writes. The hot paths are taken for parts of one step, in the order given."""
+    for copied, written in rewritten(effect for _, order in effects for effect in order):
+        source, other = sources.module(written.module), sources.module(copied.module)
+        if source is not None and other is not None and source.judged:
+            yield staging_finding(copied, written, source.label, other.label), written.module, written.line
 
 
 def _result(sources: Sources, search: Search, roots: Sequence[Root], told: Judged, allowances: Allowances) -> Result:

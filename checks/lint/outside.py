@@ -24,12 +24,12 @@ from .values import (
     Sure,
     Tensor,
     Value,
+    asked,
     constant,
     device_elements,
     elements,
     items_of,
     join,
-    on_device,
     sequence,
     tensors,
     value,
@@ -94,7 +94,7 @@ def _partial(arguments: Arguments) -> Value:
 
 def _asks_for_numbers(frame: Frame, arguments: Arguments, node: ast.Call) -> None:
     for of in arguments.positional:
-        sure = on_device(of)
+        sure = asked(of)
         if sure is not None:
             frame.report("number", node, sure)
             return
@@ -159,8 +159,8 @@ def _values(of: Value) -> list[Value]:
 
 
 def _asks_elements(frame: Frame, of: Value, node: ast.Call) -> None:
-    sure = on_device(of)
-    inside = sure if sure is not None else on_device(elements(of))
+    sure = asked(of)
+    inside = sure if sure is not None else asked(elements(of))
     if inside is not None:
         frame.report("number", node, inside)
 

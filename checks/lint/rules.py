@@ -177,7 +177,7 @@ def _callers(chain: Iterable[tuple[FunctionInfo, int]]) -> tuple[Site, ...]:
     return (Site(root.source.label, line, root.qualified),)
 
 
-def staging_finding(root: FunctionInfo, copied: Effect, written: Effect, file: str, other: str) -> Finding:
+def staging_finding(copied: Effect, written: Effect, file: str, other: str) -> Finding:
     """A pinned buffer that is written again too early."""
     rule = KINDS["staging"]
     return Finding(
@@ -187,6 +187,6 @@ def staging_finding(root: FunctionInfo, copied: Effect, written: Effect, file: s
         title=f"{_memory(written)} {rule.what}",
         where=(Site(file, written.line, written.function),),
         other=(Site(other, copied.line, copied.function),),
-        evidence={"confidence": "possible" if written.branched or copied.branched else "likely", "root": root.identity},
+        evidence={"confidence": "possible" if written.branched or copied.branched else "likely"},
         remedy=rule.remedy,
     )

@@ -25,6 +25,8 @@ from .staging import Effect, appended
 from .symbols import ClassInfo, FunctionInfo, Symbols
 from .values import (
     NONE,
+    NUMBER,
+    TEXT,
     UNKNOWN,
     Atom,
     ClassRef,
@@ -147,7 +149,7 @@ class Search:
         self.contexts = 0
 
     def _run_root(self, function: FunctionInfo, cls: ClassInfo | None) -> tuple[Effect, ...]:
-        receiver = value(Instance(cls.identity)) if cls is not None else None
+        receiver = value(Instance(cls.identity, origin=cls.qualified)) if cls is not None else None
         frame = Frame(self, None, function.source)
         self.invoke(Function(function, receiver), Arguments(open=True), frame, single=True)
         return tuple(frame.effects)
@@ -274,8 +276,9 @@ class Search:
         return bound
 
     def _parameter(self, function: FunctionInfo, parameter: ast.arg, found: Value) -> Value:
-        if not found:
-            found = self.annotations.read(function.source, parameter.annotation)
+        declared = self.annotations.read(function.source, parameter.annotation)
+        if not found or (declared and declared <= NUMBER | TEXT | NONE):
+            found = _as_declared(found, declared)
         return hinted(parameter.arg, shallow(found))
 
     def _default(self, function: FunctionInfo, node: ast.expr) -> Value:
@@ -360,6 +363,8 @@ class Search:
     def _label(self, atom: Atom, instance: Instance, name: str) -> Atom:
         own = instance.cls.rpartition(":")[2]
         base = instance.origin or own
+        if instance.origin is None:  # one of many, nobody knows which: its memory has no name
+            return replace(atom, buffer=None) if isinstance(atom, Tensor | Host) else atom
         if isinstance(atom, Instance) and atom.origin is None and base.count(".") < 3:
             return replace(atom, origin=f"{base}.{name}")
         if isinstance(atom, Tensor) and atom.place is Place.PINNED:
@@ -455,6 +460,14 @@ def _moved_label(buffer: str | None, own: str, base: str) -> str | None:
     if buffer is not None and buffer.startswith(f"{own}."):
         return f"{base}{buffer.removeprefix(own)}"
     return buffer
+
+
+def _as_declared(found: Value, declared: Value) -> Value:
+    """What is given for a parameter of a plain type: a tensor that was only guessed is none."""
+    if not found:
+        return declared
+    kept = frozenset(atom for atom in found if not isinstance(atom, Tensor) or atom.sure is Sure.CERTAIN)
+    return kept or declared
 
 
 def _is_open(receiver: Value | None) -> bool:

@@ -11,7 +11,8 @@ from . import narrowing, subscripts
 from . import torch_facts as facts
 from .expressions import evaluate, truth
 from .frame import Arguments, Frame, merged
-from .symbols import bindings, dotted_name
+from .sources import Source
+from .symbols import ClassInfo, FunctionInfo, Import, bindings, dotted_name
 from .values import (
     UNKNOWN,
     Device,
@@ -383,16 +384,20 @@ def _import(frame: Frame, node: ast.stmt) -> bool:
     assert isinstance(node, ast.Import | ast.ImportFrom)
     search = frame.search
     for name, imported in bindings(frame.source, node).items():
-        if imported.attribute is None:
-            found = search.sources.resolve(imported.module) or imported.module
-        else:
-            found = search.symbols.member(imported.module, imported.attribute)
+        found = _imported(frame, imported)
         if found is not None:
             frame.assign(name, search.of_definition(found))
         else:
             module = search.sources.resolve(imported.module)
             frame.assign(name, search.global_value(module, imported.attribute or "") if module else UNKNOWN)
     return False
+
+
+def _imported(frame: Frame, imported: Import) -> FunctionInfo | ClassInfo | Source | str | None:
+    """What an import inside of a function names, as far as that is a definition."""
+    if imported.attribute is None:
+        return frame.search.sources.resolve(imported.module) or imported.module
+    return frame.search.symbols.member(imported.module, imported.attribute)
 
 
 def _delete(frame: Frame, node: ast.stmt) -> bool:

@@ -21,6 +21,7 @@ from .values import (
     Sure,
     Tensor,
     Value,
+    asked,
     is_host,
     items_of,
     join,
@@ -54,7 +55,7 @@ def _index(frame: Frame, node: ast.expr) -> Value:
     if isinstance(node, ast.Slice):
         for bound in (node.lower, node.upper, node.step):
             if bound is not None:
-                sure = on_device(evaluate(frame, bound))
+                sure = asked(evaluate(frame, bound))
                 if sure is not None:
                     frame.report("slice", bound, sure)
         return UNKNOWN
@@ -103,7 +104,7 @@ def _judge_host_index(frame: Frame, node: ast.Subscript, part: ast.expr, index: 
     """A list or an array of the host asks an index for its number."""
     if isinstance(part, ast.Slice | ast.Tuple):
         return
-    sure = on_device(index)
+    sure = asked(index)
     if sure is not None and any(tensor.place is Place.DEVICE for tensor in tensors(index)):
         frame.report("index", node, sure)
 
@@ -147,7 +148,13 @@ def _position(index: ast.expr) -> int | None:
 
 def _ring(element: Value) -> Value:
     """One of several buffers, nobody knows which: its memory has no name."""
-    return frozenset(replace(atom, buffer=None) if isinstance(atom, Tensor | Host) else atom for atom in element)
+    return frozenset(_nameless(atom) for atom in element)
+
+
+def _nameless(atom: Atom) -> Atom:
+    if isinstance(atom, Tensor | Host):
+        return replace(atom, buffer=None)
+    return replace(atom, origin=None) if isinstance(atom, Instance) else atom
 
 
 def store(frame: Frame, target: ast.Subscript, of: Value, origin: ast.AST) -> None:

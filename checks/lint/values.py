@@ -287,10 +287,19 @@ def on_device(of: Value) -> Sure | None:
     return Sure.POSSIBLE if mixed else max(tensor.sure for tensor in here)
 
 
+def asked(of: Value) -> Sure | None:
+    """How sure it is that Python asks a device tensor for its value where it needs a number or a truth.
+
+    What can be a number, a list or an object as well is taken for that: numbers are used so everywhere, tensors rarely.
+    """
+    others = (Host, Items, Instance)
+    return None if any(isinstance(atom, others) and atom not in NONE for atom in of) else on_device(of)
+
+
 def device_elements(of: Value) -> Sure | None:
     """The same for what is in a container, or the value itself."""
     inside = [device_elements(atom.element) for atom in of if isinstance(atom, Items)]
-    found = [sure for sure in (on_device(of), *inside) if sure is not None]
+    found = [sure for sure in (asked(of), *inside) if sure is not None]
     return max(found) if found else None
 
 

@@ -312,6 +312,70 @@ class Runner:
     def step(self):
         return self.mine.collect()
 """,
+    "compiled code": """
+class Runner:
+    @torch.compile
+    def step(self):
+        x = torch.zeros(3, device="cuda")
+        x[0] = 1.0
+""",
+    "a number or a tensor": """
+class Runner:
+    def step(self, flag: bool):
+        x = torch.zeros(3, device="cuda").sum() if flag else 3
+        if x > 2:
+            return x
+""",
+    "None or a tensor of many elements": """
+class Runner:
+    def __init__(self, device: torch.device):
+        self.states = torch.zeros(3, device=device)
+    def step(self):
+        if self.states:
+            return 1
+""",
+    "a parameter that says it is a number": """
+class Runner:
+    def __init__(self, device: torch.device):
+        self.states = torch.zeros(3, device=device)
+    def step(self):
+        self.take(self.states)
+    def take(self, n: int):
+        return list(range(n))
+""",
+    "branch of another platform": """
+class Runner:
+    def step(self, given: torch.Tensor, x: torch.Tensor):
+        if given.device.type == "cpu":
+            return x.item()
+""",
+    "override of another platform": """
+class Runner:
+    def step(self):
+        self.collect()
+    def collect(self):
+        return 1
+class CPURunner(Runner):
+    def collect(self):
+        torch.cuda.synchronize()
+""",
+    "exclusive uses of staging memory": """
+class Runner:
+    def __init__(self):
+        self.staging = torch.zeros(3, pin_memory=True)
+        self.x = torch.zeros(3, device="cuda")
+        self.done = torch.cuda.Event()
+    def step(self, flag: bool):
+        while not self.done.query():
+            pass
+        if flag:
+            self.send()
+        else:
+            self.send()
+    def send(self):
+        self.staging[0] = 1
+        self.x.copy_(self.staging, non_blocking=True)
+""",
     "copy that is waited for elsewhere": """
 class Runner:
     def step(self):

@@ -13,17 +13,20 @@ class Runner:
     def __init__(self):
         self.x = torch.zeros(3, device="cuda")
         self.staging = torch.zeros(3, pin_memory=True)
+        self.stream = torch.cuda.Stream()
     def step(self):
         self.staging[0] = 1
         self.x.copy_(self.staging, non_blocking=True)
-    def read(self):
-        return self.x.item()
+    def side(self):
+        y = self.x + 1
+        with torch.cuda.stream(self.stream):
+            return y * 2
 """
 
 
 def prints(folder: Path) -> list[str]:
-    found = lint([folder], ["e.run:Runner.step", "e.run:Runner.read"]).findings
-    assert {finding.code for finding in found} == {"MRV101", "MRV131"}
+    found = lint([folder], ["e.run:Runner.step", "e.run:Runner.side"]).findings
+    assert {finding.code for finding in found} == {"MRV130", "MRV131"}
     return [finding.fingerprint() for finding in found]
 
 
