@@ -52,8 +52,8 @@ class Compiler:
     def _for_gcc(self) -> tuple[str, ...]:
         """What only gcc must be told.
 
-        It keeps no more bits of a half-precision number than there are, and uses vector instructions also in loops whose
-        length is not a multiple of theirs, which halves the time of a softmax.
+        It keeps no more bits of a half-precision number than there are, and uses vector instructions also in loops
+        whose length is not a multiple of theirs, which halves the time of a softmax.
         """
         programs = (Path(file).name for file in _files(self.command))
         return _GCC if any("gcc" in program for program in programs) else ()
