@@ -39,8 +39,8 @@ Names = dict[str, list[str]]
 _TILES = (
     "{t} + {t}", "{t} - {t}", "{t} * {t}", "{t} & {t}", "{t} | {t}", "{t} ^ {t}", "{t} // ({t} | 1)",
     "tl.where({t} > {t}, {t}, {t})", "{t} + {r}[:, None]", "{t} * {c}[None, :]", "{r}[:, None] ^ {c}[None, :]",
-    "{t} + {s}", "tl.reshape(tl.trans({t}), (M, N))", "helper({t}, {s})", "tl.load(y + off + ({s} & 63))",
-    "tl.load(x + ({t} & 1023), mask=off < n + {s}, other={t})",
+    "{t} + {s}", "tl.reshape(tl.trans({t}), (M, N)) - {t}", "tl.flip({t} + {t}, 0) ^ {t}", "helper({t}, {s})",
+    "tl.load(y + off + ({s} & 63))", "tl.load(x + ({t} & 1023), mask=off < n + {s}, other={t})",
 )  # fmt: skip
 _SCALARS = ("tl.max({r}) & 15", "({s} + {s} * 3) & 31", "tl.load(x + ({s} & 255)) & 7")
 _STORES = (
@@ -127,11 +127,16 @@ class Writer:
             self._line("else:")
             self._block(names, carried)
 
+    def _successor(self, kind: str, names: Names, carried: list[tuple[str, str]]) -> str:
+        """What a variable becomes: half of the time one of those that change with it."""
+        others = [name for other, name in carried if other == kind]
+        return self._random.choice(others if self._random.random() < 0.5 else names[kind])
+
     def _block(self, names: Names, carried: list[tuple[str, str]], end: Callable[[], None] = lambda: None) -> None:
         names = {kind: list(found) for kind, found in names.items()}
         self._depth += 1
         self._body(names, self._random.randrange(1, 5))
-        values = [self._random.choice(names[kind]) for kind, _ in carried]
+        values = [self._successor(kind, names, carried) for kind, _ in carried]
         self._line(f"{', '.join(name for _, name in carried)} = {', '.join(values)}")
         end()
         self._depth -= 1
