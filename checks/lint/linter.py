@@ -31,6 +31,7 @@ class Result:
         context_files: number of other files that were read for what they say of types.
         broken: files that cannot be parsed, with the reason; nothing in them was judged.
         contexts: number of functions looked at, each once for each combination of argument values.
+        cut: functions that a hot path calls, but too deeply below its root to be looked at.
         places: where each file that a finding names is; findings name files the same on every machine.
     """
 
@@ -42,6 +43,7 @@ class Result:
     context_files: int
     broken: dict[str, str]
     contexts: int
+    cut: tuple[str, ...]
     places: dict[str, Path]
 
 
@@ -125,6 +127,7 @@ def _result(sources: Sources, search: Search, roots: Sequence[Root], told: Judge
         context_files=context,
         broken=dict(sources.broken),
         contexts=search.contexts,
+        cut=tuple(sorted(search.cut - set(search.reached))),
         places={source.label: source.path for source in sources.parsed()},
     )
 

@@ -105,6 +105,8 @@ class Search:
         sources: the modules.
         observations: by module, place and kind.
         reached: functions on a hot path.
+        contexts: number of functions looked at, once for each combination of argument values.
+        cut: functions that a hot path calls, but too deeply below its root to be looked at.
     """
 
     sources: Sources
@@ -113,6 +115,7 @@ class Search:
     observations: dict[tuple[str, int, int, str], Observation] = field(default_factory=dict)
     reached: dict[str, FunctionInfo] = field(default_factory=dict)
     contexts: int = 0
+    cut: set[str] = field(default_factory=set)
     closures: dict[ast.AST, dict[str, Value]] = field(default_factory=dict)
     _attributes: dict[tuple[str, str], Value] = field(default_factory=dict)
     _grew: bool = False
@@ -147,6 +150,7 @@ class Search:
         self._prepared.clear()
         self._globals.clear()
         self.contexts = 0
+        self.cut.clear()
 
     def _run_root(self, function: FunctionInfo, cls: ClassInfo | None) -> tuple[Effect, ...]:
         receiver = value(Instance(cls.identity, origin=cls.qualified)) if cls is not None else None
@@ -169,10 +173,13 @@ class Search:
         parameters = self._bind(function, target.receiver, given)
         quiet = caller.silent
         depth = caller.depth + 1 if quiet or not function.source.judged else 0
-        if depth > DEEPEST_QUIET or len(self._stack) > DEEPEST or self._depth_of[function] >= DEEPEST_RECURSION:
+        if depth > DEEPEST_QUIET or self._depth_of[function] >= DEEPEST_RECURSION:
             return self.declared(function)
         key = self._context(function, parameters, quiet)
-        if key is None or key in self._running:
+        if key is None or len(self._stack) > DEEPEST:
+            self.cut |= set() if quiet or function.identity in self.reached else {function.identity}
+            return self.declared(function)
+        if key in self._running:
             return self.declared(function)
         if key not in self._summaries:
             self._running.add(key)

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from mrv2.checks.lint import Result
 
 
+#: Functions that are named one by one.
+_SHOWN = 3
+
+
 class Format(enum.Enum):
     """How findings are printed."""
 
@@ -71,10 +75,10 @@ def lint(
 
 
 def _report(result: Result, baseline: Baseline, seconds: float) -> Report:
-    """The result with the baseline applied. Files that cannot be read, or no function at all, are no pass."""
+    """The result with the baseline applied. What was not looked at is no pass."""
     found = [ReportedFinding(one, None, baseline.reasons.get((identity(one), one.code))) for one in result.findings]
     verdict = verdict_of(entry.finding for entry in found if entry.accepted is None)
-    if result.broken or not result.reached:
+    if result.broken or result.cut or not result.reached:
         verdict = combine([verdict, RunVerdict.INCONCLUSIVE])
     allowed = [ReportedFinding(finding, None, reason) for finding, reason in result.allowed]
     counts: dict[str, JSON] = dict(Counter(entry.finding.code for entry in found if entry.accepted is None))
@@ -90,6 +94,7 @@ def _report(result: Result, baseline: Baseline, seconds: float) -> Report:
         "roots": list(result.roots),
         "reached": list(result.reached),
         "broken": dict(result.broken),
+        "too_deep": list(result.cut),
     }
     return Report("lint", describe(), verdict, findings=(*found, *allowed), metrics=metrics, coverage=coverage)
 
@@ -143,6 +148,11 @@ def _print_end(shown: Format, result: Result, report: Report, baseline: Baseline
     console = output() if shown is Format.TEXT else notes()
     for file, reason in sorted(result.broken.items()):
         screen.line(console, f"not judged: {file}: {reason}", "yellow")
+    if result.cut:
+        shown_ones = ", ".join(result.cut[:_SHOWN])
+        screen.line(
+            console, f"not judged: {screen.count(len(result.cut), 'function')} too deep below a root: {shown_ones}"
+        )
     for fingerprint in baseline.unmatched(tuple(entry.finding for entry in report.findings)):
         screen.line(console, f"warning: baseline entry {fingerprint} matched no finding; repaired? Then remove it")
     waiting = sum(entry.accepted is None for entry in report.findings)

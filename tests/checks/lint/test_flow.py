@@ -430,3 +430,10 @@ def pong(x, depth):
     return ping((x, x), depth)
 """
     assert search(program, "engine:ping").reached == ("engine:ping", "engine:pong")
+
+
+def test_calls_that_are_too_deep_are_told(search) -> None:
+    chain = "\n".join(f"def f{n}(x):\n    return f{n + 1}(x)\n" for n in range(80))
+    result = search(chain + "\ndef f80(x):\n    return x\n", "engine:f0")
+    assert len(result.cut) == 1
+    assert result.cut[0] not in result.reached
