@@ -1,0 +1,156 @@
+"""Every launch of the reference runner at work, made twice on the same bytes: by Triton, and compiled for the CPU.
+
+Triton is its interpreter on a machine without a GPU, and the GPU where there is one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from triton.runtime.jit import JITFunction
+
+from mrv2.checks import triton_cpu
+from mrv2.refrunner.api import SamplingParams
+from mrv2.refrunner.engine import Engine, default_config
+from mrv2.refrunner.kernels.launch import Kernel
+from mrv2.refrunner.models.tiny import tiny_checkpoint
+
+#: Results that a GPU rounds differently, by parameter: exp and log there are approximations of their own, and sums are
+#: trees. Bounds in units in the last place, of the largest value of the tensor for sums that cancel.
+ROUNDED = {"best_score_ptr": 32, "sum_exp_ptr": 32, "logprob_ptr": 64}
+
+
+@dataclass
+class Shadow:
+    """What was compared: launches by kernel, lanes that differ and by how much, by kernel and parameter."""
+
+    launches: dict[str, int] = field(default_factory=dict)
+    differing: dict[tuple[str, str], int] = field(default_factory=dict)
+    units: dict[tuple[str, str], float] = field(default_factory=dict)
+    findings: list[Any] = field(default_factory=list)
+
+    def compare(self, kernel: Kernel, args: tuple[Any, ...], mine: tuple[Any, ...]) -> None:
+        self.launches[kernel.__name__] = self.launches.get(kernel.__name__, 0) + 1
+        for name, theirs, own in zip(kernel.arg_names, args, mine, strict=False):
+            if isinstance(theirs, torch.Tensor):
+                self._tensor((kernel.__name__, name), _whole(theirs).cpu(), _whole(own))
+
+    def _tensor(self, place: tuple[str, str], theirs: torch.Tensor, own: torch.Tensor) -> None:
+        differs = theirs.view(_BITS[theirs.element_size()]) != own.view(_BITS[own.element_size()])
+        if not differs.any():
+            return
+        self.differing[place] = self.differing.get(place, 0) + int(differs.sum())
+        if theirs.dtype.is_floating_point:
+            scale = theirs[theirs.isfinite()].abs().max() * torch.finfo(theirs.dtype).eps
+            units = float(((theirs - own)[differs].abs() / scale).max())
+        else:
+            units = float("inf")
+        self.units[place] = max(self.units.get(place, 0.0), units)
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements of the storage."""
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _copies(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same arguments on the CPU; tensors that share memory share it again."""
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def copy(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        storage = value.untyped_storage()
+        twin = storages.setdefault(storage.data_ptr(), storage.cpu().clone())
+        empty = torch.empty(0, dtype=value.dtype)
+        return empty.set_(twin, value.storage_offset(), value.shape, value.stride())
+
+    return tuple(map(copy, args))
+
+
+@contextmanager
+def shadowed() -> Iterator[Shadow]:
+    """Make every launch of the runner's kernels a second time, compiled for the CPU."""
+    shadow, stock = Shadow(), Kernel.run
+
+    def run(self: Kernel, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        mine = _copies(args)
+        stock(self, *args, grid=grid, warmup=warmup, **kwargs)
+        with triton_cpu.enabled() as session:
+            JITFunction.run(self, *mine, grid=grid, warmup=warmup, **kwargs)
+        shadow.findings += session.findings
+        shadow.compare(self, args, mine)
+
+    Kernel.run = run
+    try:
+        yield shadow
+    finally:
+        Kernel.run = stock
+
+
+def generate(device: str) -> None:
+    checkpoint = tiny_checkpoint()
+    prompts = [[1, 2, 3], list(range(40)), [7], [200, 3] * 9]
+    sampling = [
+        SamplingParams(max_tokens=6),
+        SamplingParams(max_tokens=9, temperature=1.0, seed=3),
+        SamplingParams(max_tokens=4, temperature=0.3, seed=2**63),
+        SamplingParams(max_tokens=7, temperature=2.5, seed=11),
+    ]
+    config = replace(default_config(checkpoint), device=device, max_num_batched_tokens=24, poison=True, pad_to=4)
+    with Engine(checkpoint, config) as engine:
+        engine.generate(prompts, sampling)
+
+
+KERNELS = {
+    "apply_staged_writes", "combine_blocks", "compute_slot_mapping", "gather_block_tables", "gather_input_ids",
+    "post_update", "prepare_positions", "sample_blocks",
+}  # fmt: skip
+
+
+def test_compiled_kernels_are_bit_identical_to_the_interpreter():
+    with shadowed() as shadow:
+        generate("cpu")
+    assert set(shadow.launches) == KERNELS
+    assert shadow.differing == {}
+    assert shadow.findings == []
+
+
+def test_the_comparison_sees_a_difference():
+    kernel, tensor = next(iter(_kernels())), torch.tensor([1.0, 2.0])
+    shadow = Shadow()
+    shadow.compare(kernel, (tensor,), (tensor + torch.tensor([0.0, 2.0**-20]),))
+    ((place, count),) = shadow.differing.items()
+    assert (place[0], count) == (kernel.__name__, 1)
+    assert shadow.units[place] == pytest.approx(4.0)
+
+
+def _kernels() -> Iterator[Kernel]:
+    from mrv2.refrunner.kernels import gumbel
+
+    yield gumbel.sample_blocks
+
+
+@pytest.mark.gpu
+def test_compiled_kernels_agree_with_the_gpu(record_property):
+    with shadowed() as shadow:
+        generate("cuda")
+    table = {
+        f"{kernel}.{name}": [count, shadow.units[kernel, name]] for (kernel, name), count in shadow.differing.items()
+    }
+    record_property("launches", json.dumps(shadow.launches))
+    record_property("differing", json.dumps(table))
+    print(json.dumps({"launches": shadow.launches, "differing lanes and units in the last place": table}))
+    assert set(shadow.launches) == KERNELS
+    assert shadow.findings == []
+    assert {name for _, name in shadow.differing} <= set(ROUNDED)
+    assert all(units <= ROUNDED[name] for (_, name), units in shadow.units.items())
