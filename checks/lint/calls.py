@@ -7,6 +7,7 @@ import ast
 from . import outside, streams, tensor_calls
 from . import torch_facts as facts
 from .frame import Arguments, Frame
+from .operators import computed
 from .symbols import ClassInfo, dotted_name
 from .values import (
     ARRAY,
@@ -147,8 +148,6 @@ def _call_atom(frame: Frame, atom: Atom, arguments: Arguments, node: ast.AST | N
 
 def _layer(arguments: Arguments) -> Value:
     """A layer's result is where its input is; by itself on the device."""
-    from .expressions import computed
-
     return computed(arguments.everything()) or value(Tensor(Place.DEVICE, Sure.LIKELY))
 
 
@@ -288,8 +287,6 @@ def _grow(frame: Frame, owner: Items, name: str, arguments: Arguments, node: ast
 
 def _outside_method(frame: Frame, owner: Outside, name: str, node: ast.Call, arguments: Arguments) -> Value:
     """Streams, events and layers."""
-    from .expressions import computed
-
     if owner.cls in facts.STREAM_CLASSES:
         return _stream_method(frame, name, node)
     if owner.cls in facts.EVENT_CLASSES:

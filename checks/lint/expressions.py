@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeAlias
 
 from . import streams, subscripts
 from . import torch_facts as facts
 from .annotations import hinted
 from .frame import Frame
+from .operators import computed, equality, identity, of_host, of_numbers
 from .symbols import dotted_name
 from .values import (
     ARRAY,
@@ -41,7 +42,6 @@ from .values import (
     elements,
     items_of,
     join,
-    on_device,
     sequence,
     tensors,
     value,
@@ -239,52 +239,10 @@ def _binary(frame: Frame, node: ast.expr) -> Value:
         streams.used(frame, part, of)
     result = computed((left, right))
     if result is None:
-        return _of_host(left, right)
+        return of_host(left, right)
     logical = isinstance(node.op, ast.BitAnd | ast.BitOr | ast.BitXor)
     mask = logical and all(tensor.mask for tensor in (*tensors(left), *tensors(right)))
-    return frozenset(Tensor(atom.place, atom.sure, mask) for atom in tensors(result)) | _of_numbers(left, right)
-
-
-def _of_numbers(left: Value, right: Value) -> Value:
-    """A number too, if neither side must be a tensor."""
-    plain = all(any(isinstance(atom, Host | Items) for atom in of) for of in (left, right))
-    return NUMBER if plain else UNKNOWN
-
-
-def _of_host(left: Value, right: Value) -> Value:
-    """Arithmetic without a tensor."""
-    for of in (left, right):
-        if any(isinstance(atom, Items) for atom in of):
-            return frozenset(Items(join(elements(left), elements(right))) for _ in (0,))
-    if frozenset(Host(atom.kind) for atom in left | right if isinstance(atom, Host)) >= ARRAY:
-        return ARRAY
-    for of in (left, right):
-        if any(isinstance(atom, Host) and atom.kind == "text" for atom in of):
-            return TEXT
-    if left and right and left | right <= NUMBER | {Host("number", True), Host("number", False)}:
-        return NUMBER
-    return UNKNOWN
-
-
-def computed(operands: Iterable[Value]) -> Value | None:
-    """What an operator gives: a tensor where its operands are; ``None`` if none of them is a tensor.
-
-    A device tensor wins: torch refuses to mix sides but for numbers, so the other ones are scalars.
-    """
-    given = list(operands)
-    found = [tensor for of in given for tensor in tensors(of)]
-    if not found:
-        return None
-    ways = {(tensor.place, tensor.sure) for tensor in found}
-    device = [sure for place, sure in ways if place is Place.DEVICE]
-    if device:
-        clean = any(on_device(of) is not None and on_device(of) is not Sure.POSSIBLE for of in given)
-        places = frozenset({Tensor(Place.DEVICE, max(device) if clean else Sure.POSSIBLE)})
-        host = {Tensor(Place.PAGEABLE, sure) for place, sure in ways if place in {Place.PINNED, Place.PAGEABLE}}
-        return places if clean else places | host
-    if any(place is Place.UNKNOWN for place, _ in ways):
-        return value(Tensor(Place.UNKNOWN, Sure.POSSIBLE))
-    return value(Tensor(Place.PAGEABLE, min(sure for _, sure in ways)))
+    return frozenset(Tensor(atom.place, atom.sure, mask) for atom in tensors(result)) | of_numbers(left, right)
 
 
 def _unary(frame: Frame, node: ast.expr) -> Value:
@@ -312,7 +270,7 @@ def _compare(frame: Frame, node: ast.expr) -> Value:
 
 def _compared(frame: Frame, node: ast.Compare, operator: ast.cmpop, left: Value, right: Value) -> Value:
     if isinstance(operator, ast.Is | ast.IsNot):
-        return _identity(operator, left, right)
+        return identity(operator, left, right)
     if isinstance(operator, ast.In | ast.NotIn):
         sure = asked(right)
         if sure is None and any(isinstance(atom, Items) and not atom.mapping for atom in right):
@@ -325,34 +283,10 @@ def _compared(frame: Frame, node: ast.Compare, operator: ast.cmpop, left: Value,
     result = computed((left, right))
     if result is not None:
         masks = frozenset(Tensor(atom.place, atom.sure, mask=True) for atom in tensors(result))
-        return masks | _of_numbers(left, right)
+        return masks | of_numbers(left, right)
     if isinstance(operator, ast.Eq | ast.NotEq):
-        return _equality(isinstance(operator, ast.Eq), left, right)
+        return equality(isinstance(operator, ast.Eq), left, right)
     return ARRAY if any(getattr(atom, "kind", "") == "array" for atom in left | right) else NUMBER
-
-
-def _identity(operator: ast.cmpop, left: Value, right: Value) -> Value:
-    """``x is None``, where that is known."""
-    if right == NONE and left:
-        wanted = isinstance(operator, ast.Is)
-        if left == NONE:
-            return constant(wanted)
-    return NUMBER
-
-
-def _equality(wanted: bool, left: Value, right: Value) -> Value:
-    """Texts that are known are compared: ``device.type == "cpu"``."""
-    known = [{atom.constant if isinstance(atom, Host) else None for atom in _as_text(of)} for of in (left, right)]
-    if any(len(texts) != 1 or not isinstance(next(iter(texts)), str) for texts in known):
-        return ARRAY if any(getattr(atom, "kind", "") == "array" for atom in left | right) else NUMBER
-    return constant((known[0] == known[1]) is wanted)
-
-
-def _as_text(of: Value) -> Value:
-    return frozenset(
-        Host("text", "cpu" if atom.place is Place.PAGEABLE else "cuda") if isinstance(atom, Device) else atom
-        for atom in of
-    )
 
 
 def _several(frame: Frame, node: ast.expr) -> Value:

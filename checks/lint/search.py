@@ -19,14 +19,13 @@ from typing import TypeAlias
 from . import expressions, statements
 from . import torch_facts as facts
 from .annotations import Annotations, hinted
+from .binding import bind, replace_bound
 from .frame import Arguments, Frame
 from .sources import Source, Sources
 from .staging import Effect, appended
 from .symbols import ClassInfo, FunctionInfo, Symbols
 from .values import (
     NONE,
-    NUMBER,
-    TEXT,
     UNKNOWN,
     Atom,
     ClassRef,
@@ -129,6 +128,9 @@ class Search:
     _globals: dict[tuple[str, str], Value] = field(default_factory=dict)
     _stack: list[tuple[Frame, bool]] = field(default_factory=list)
 
+    #: Quiet calls in quiet calls; at this depth no function is looked at.
+    deepest_quiet = DEEPEST_QUIET
+
     def __post_init__(self) -> None:
         self.symbols = Symbols(self.sources)
         self.annotations = Annotations(self.symbols)
@@ -170,7 +172,7 @@ class Search:
         if function.is_kernel:
             return NONE
         given = replace_bound(target, arguments)
-        parameters = self._bind(function, target.receiver, given)
+        parameters = bind(self, function, target.receiver, given)
         quiet = caller.silent
         depth = caller.depth + 1 if quiet or not function.source.judged else 0
         if depth > DEEPEST_QUIET or self._depth_of[function] >= DEEPEST_RECURSION:
@@ -252,44 +254,6 @@ class Search:
         if isinstance(function.node, ast.Lambda):
             return UNKNOWN
         return self.annotations.read(function.source, function.node.returns)
-
-    def _bind(self, function: FunctionInfo, receiver: Value | None, given: Arguments) -> dict[str, Value]:
-        """The parameters of a call: what is given, else the default, else what the annotation says."""
-        spec = function.node.args
-        plain = [*spec.posonlyargs, *spec.args]
-        waiting = list(given.positional)
-        if receiver is not None and not function.is_decorated("staticmethod"):
-            waiting.insert(0, receiver)
-        bound: dict[str, Value] = {}
-        defaults = dict(zip([one.arg for one in plain][::-1], spec.defaults[::-1], strict=False))
-        defaults |= {one.arg: node for one, node in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if node}
-        for index, parameter in enumerate((*plain, *spec.kwonlyargs)):
-            name = parameter.arg
-            if index < len(plain) and index < len(waiting):
-                found = waiting[index]
-            elif name in given.keywords:
-                found = given.keywords[name]
-            elif name in defaults and not given.open:
-                found = self._default(function, defaults[name])
-            else:
-                found = UNKNOWN
-            bound[name] = self._parameter(function, parameter, found)
-        if spec.vararg:
-            rest = waiting[len(plain) :]
-            bound[spec.vararg.arg] = items_of(join(*rest) if rest else UNKNOWN)
-        if spec.kwarg:
-            others = [of for name, of in given.keywords.items() if name not in bound]
-            bound[spec.kwarg.arg] = items_of(join(*others) if others else UNKNOWN, mapping=True)
-        return bound
-
-    def _parameter(self, function: FunctionInfo, parameter: ast.arg, found: Value) -> Value:
-        declared = self.annotations.read(function.source, parameter.annotation)
-        if not found or (declared and declared <= NUMBER | TEXT | NONE):
-            found = _as_declared(found, declared)
-        return hinted(parameter.arg, shallow(found))
-
-    def _default(self, function: FunctionInfo, node: ast.expr) -> Value:
-        return expressions.evaluate(Frame(self, None, function.source, quiet=True, depth=DEEPEST_QUIET), node)
 
     # ---- attributes
 
@@ -454,27 +418,11 @@ class Search:
         )
 
 
-def replace_bound(target: Function, arguments: Arguments) -> Arguments:
-    """The arguments together with those that are bound already."""
-    if not target.args and not target.kwargs:
-        return arguments
-    keywords = {**dict(target.kwargs), **arguments.keywords}
-    return Arguments([*target.args, *arguments.positional], keywords, arguments.open)
-
-
 def _moved_label(buffer: str | None, own: str, base: str) -> str | None:
     """A name that its class gave, under the name of the object."""
     if buffer is not None and buffer.startswith(f"{own}."):
         return f"{base}{buffer.removeprefix(own)}"
     return buffer
-
-
-def _as_declared(found: Value, declared: Value) -> Value:
-    """What is given for a parameter of a plain type: a tensor that was only guessed is none."""
-    if not found:
-        return declared
-    kept = frozenset(atom for atom in found if not isinstance(atom, Tensor) or atom.sure is Sure.CERTAIN)
-    return kept or declared
 
 
 def _is_open(receiver: Value | None) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from . import torch_facts as facts
 from .annotations import device_of
 from .frame import Arguments, Frame
+from .operators import computed
 from .values import (
     DTYPE,
     NONE,
@@ -339,8 +340,6 @@ def _from_data(frame: Frame, arguments: Arguments, node: ast.Call) -> Value:
 
 
 def _computed(frame: Frame, name: str, dotted: str, arguments: Arguments, node: ast.Call) -> Value:
-    from .expressions import computed
-
     flat = [*arguments.everything(), *(a.element for of in arguments.everything() for a in of if isinstance(a, Items))]
     out = arguments.keywords.get("out")
     result = computed(flat)
