@@ -19,7 +19,7 @@ ENTRIES = (
             "done_on_host.copy_(done.any(), non_blocking=True); event.record()\n"
             "...  # a step later\nevent.synchronize()\nif done_on_host.item():\n    finish()",
         ),
-        stage="any",
+        stage="sync",
     ),
     CodeInfo(
         code="MRV102",
@@ -33,7 +33,7 @@ ENTRIES = (
             "lengths = torch.tensor(values, device='cuda')",
             "slot = ring.next(); slot[:n] = values\nlengths.copy_(slot, non_blocking=True); ring.record(slot)",
         ),
-        stage="any",
+        stage="sync",
     ),
     CodeInfo(
         code="MRV103",
@@ -46,7 +46,7 @@ ENTRIES = (
             "host.copy_(tokens, non_blocking=True)  # host is pageable",
             "pinned.copy_(tokens, non_blocking=True); event.record()",
         ),
-        stage="any",
+        stage="sync",
     ),
     CodeInfo(
         code="MRV104",
@@ -57,7 +57,7 @@ ENTRIES = (
         remedy="let the other stream wait (wait_event), poll event.query(), or wait where the result is needed, one "
         "step later and outside of the hot path",
         example=Example("torch.cuda.synchronize()", "consumer.wait_event(event)"),
-        stage="any",
+        stage="sync",
     ),
     CodeInfo(
         code="MRV105",
@@ -68,7 +68,7 @@ ENTRIES = (
         remedy="a mask in the place of a selection (torch.where), output_size=..., a static form (nonzero_static), or "
         "a length that the host knows anyway",
         example=Example("rows = mask.nonzero()", "rows = torch.nonzero_static(mask, size=num_rows_on_host)"),
-        stage="any",
+        stage="sync",
     ),
     CodeInfo(
         code="MRV106",
@@ -78,7 +78,7 @@ ENTRIES = (
         why="cudaFree, cudaFreeHost and empty_cache wait for the whole device, all streams included",
         remedy="keep buffers for the life of the runner; call empty_cache outside of the hot path",
         example=Example("torch.cuda.empty_cache()", "...  # once, after warm-up, outside of the hot path"),
-        stage="any",
+        stage="sync",
     ),
     CodeInfo(
         code="MRV107",
@@ -101,7 +101,7 @@ ENTRIES = (
             "while requests:\n    execute(step)  # never asks how far the device is",
             "while requests:\n    execute(step); collect(step - 2)  # two steps in flight",
         ),
-        stage="any",
+        stage="sync",
     ),
     CodeInfo(
         code="MRV109",
@@ -111,7 +111,7 @@ ENTRIES = (
         why="a wait inside of a C++ operator warns on stderr at most, and looks like a slow kernel",
         remedy="an operator without that wait (inv_ex for inv), or move the call out of the hot path",
         example=Example("x = torch.linalg.solve(a, b)", "x, info = torch.linalg.solve_ex(a, b)"),
-        stage="any",
+        stage="sync",
     ),
     CodeInfo(
         code="MRV121",
@@ -124,7 +124,7 @@ ENTRIES = (
             "with allow_sync('MRV101', 'finish check', budget=1):\n    flags = [flag.item() for flag in done]",
             "with allow_sync('MRV101', 'finish check', budget=1):\n    flags = done.tolist()",
         ),
-        stage="any",
+        stage="sync",
     ),
     CodeInfo(
         code="MRV122",
@@ -137,7 +137,7 @@ ENTRIES = (
             "[[tool.mrv2.allow]]\nsite = 'engine:collect'  # collects behind an event since spring",
             "# no allowance",
         ),
-        stage="any",
+        stage="sync",
     ),
     CodeInfo(
         code="MRV130",

@@ -30,20 +30,38 @@ class Settings:
     warmup_calls: int = 0
 
 
+def find_settings(folder: Path) -> tuple[Settings, Path | None]:
+    """The settings of the project that a folder belongs to, and the file that they are in.
+
+    The nearest ``pyproject.toml`` with a table ``[tool.mrv2]`` counts, in the folder itself or above it.
+
+    Raises:
+        HotPathError: a file on the way cannot be read, or the table says something that means nothing.
+    """
+    for place in (folder, *folder.parents):
+        path = place / "pyproject.toml"
+        if path.is_file() and _table(path):
+            return read_settings(path), path
+    return Settings(), None
+
+
 def read_settings(path: Path) -> Settings:
     """Read ``[tool.mrv2]`` of a ``pyproject.toml``; a file without that table gives empty settings.
 
     Raises:
         HotPathError: the file cannot be read, or the table says something that means nothing.
     """
+    return settings_from(_table(path), str(path))
+
+
+def _table(path: Path) -> Any:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise HotPathError(
             str(path), f"it must be a readable TOML file ({error})", "the hot paths are named in it", "repair the file"
         ) from error
-    table = document.get("tool", {}).get("mrv2", {})
-    return settings_from(table, str(path))
+    return document.get("tool", {}).get("mrv2", {})
 
 
 def settings_from(table: Mapping[str, Any], subject: str = "[tool.mrv2]") -> Settings:

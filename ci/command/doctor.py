@@ -71,6 +71,7 @@ CHECKS = (
     Check("runner against oracle", ("MRV302", "MRV303", "MRV308")),
     Check("state and poison", ("MRV304", "MRV305", "MRV306")),
     Check("races", tuple(code for code, info in CODES.items() if info.stage == "races")),
+    Check("sync", tuple(code for code, info in CODES.items() if info.stage == "sync")),
     Check("sampler distribution", ("MRV402", "MRV403", "MRV401")),
     Check(
         "the real model SmolLM2-135M (else a tiny one)",

@@ -37,6 +37,7 @@ def stages_for(target: RunnerTarget, reference: str, checkpoint: Checkpoint) -> 
     from .runner_oracle import RunnerAgainstOracle
     from .sampler_distribution import SamplerDistribution
     from .state import StateAndPoison
+    from .sync import Sync
 
     oracle = Oracle(LlamaOracle(checkpoint.config, checkpoint.tensors))
     vocab_size = checkpoint.config.vocab_size
@@ -46,6 +47,7 @@ def stages_for(target: RunnerTarget, reference: str, checkpoint: Checkpoint) -> 
         RunnerAgainstOracle(reference, vocab_size, oracle),
         StateAndPoison(reference, vocab_size, oracle),
         Races(),
+        Sync(),
         SamplerDistribution(lambda: logits_of(oracle), exact_scores),
     ]
 

@@ -10,10 +10,11 @@ from .edges import EDGES
 from .ordering import ORDERING
 from .source import Mutation, mutated_package
 from .targets import MutantTarget, mutant
+from .waiting import WAITING
 
-__all__ = ["EDGES", "MUTATIONS", "ORDERING", "MutantTarget", "Mutation", "mutant", "mutated_package"]
+__all__ = ["EDGES", "MUTATIONS", "ORDERING", "WAITING", "MutantTarget", "Mutation", "mutant", "mutated_package"]
 
-_ALL = (*MUTATIONS, *EDGES, *ORDERING)
+_ALL = (*MUTATIONS, *EDGES, *ORDERING, *WAITING)
 
 
 def __dir__() -> list[str]:

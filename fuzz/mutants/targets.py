@@ -31,6 +31,11 @@ class MutantTarget:
         """See :class:`mrv2.fuzz.targets.protocols.RunnerTarget`."""
         return self._mutated().build(config)
 
+    @property
+    def hot_paths(self) -> tuple[str, ...]:
+        """See :class:`mrv2.fuzz.targets.protocols.HotPathTarget`."""
+        return self._mutated().hot_paths
+
     def sampler(self) -> ReferenceSampler:
         """The mutated sampler."""
         return self._mutated().sampler()

@@ -116,6 +116,16 @@ class PoisonRunner(Protocol):
 
 
 @runtime_checkable
+class HotPathTarget(Protocol):
+    """Optional part of a target that names its hot paths itself; those of any other are named by its project."""
+
+    @property
+    def hot_paths(self) -> tuple[str, ...]:
+        """Functions in which the host must not wait, as ``package.module:Class.method``."""
+        ...
+
+
+@runtime_checkable
 class RunnerTarget(Protocol):
     """Something that can be verified.
 

@@ -46,6 +46,11 @@ class ReferenceTarget:
         self._package = package
         self._checkpoints: dict[str, Any] = {}
 
+    @property
+    def hot_paths(self) -> tuple[str, ...]:
+        """Executing a step. The one place where the runner waits is ``AsyncOutput.result``, which is not in it."""
+        return (f"{self._package}.model_runner:ModelRunner.execute",)
+
     def build(self, config: Mapping[str, JSON]) -> ReferenceRunner:
         """Load the model (once per target) and allocate a runner."""
         reference = str(config["model"])

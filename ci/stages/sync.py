@@ -1,0 +1,163 @@
+"""Stage 5: hidden waits. On the virtual device the host waits nowhere in a hot path, unless it is allowed to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mrv2.checks.findings import JSON, Finding, RunVerdict, combine, verdict_of
+from mrv2.checks.hot_path import HotPathError
+from mrv2.checks.sync.settings import Settings, find_settings
+from mrv2.checks.sync.virtual import install
+from mrv2.checks.sync.watch import Watch
+from mrv2.checks.virtual.runs import Run, run_program
+from mrv2.fuzz.programs import MODEL, RunnerProgram
+from mrv2.fuzz.targets.protocols import Feature, HotPathTarget, RunnerTarget
+from mrv2.fuzz.workload import Trace
+from mrv2.refrunner.models.checkpoint import load_checkpoint
+
+from .base import Budget, Progress, StageResult
+from .races import Counting
+from .traces import missing_features, trace_findings
+from .workloads import quick_workload
+
+NEEDED = (Feature.CHUNKED_PREFILL, Feature.PREEMPTION, Feature.ABORT)
+# A busy device, and one that keeps up: a program may ask how far it is, and go another way.
+SCHEDULES = ("late", "early")
+NEW_TOKENS = 6
+_OUR_LIMITS = ("UnsupportedOperationError", "VirtualDeviceError")
+
+
+class Sync:
+    """Drives the quick workload on a virtual device and watches the hot paths.
+
+    They are those that the target names itself, or else those of the project that the current folder belongs to.
+    Always on the tiny model: what waits does not depend on weights.
+    """
+
+    name = "sync"
+
+    def run(self, target: RunnerTarget, budget: Budget, progress: Progress) -> StageResult:
+        """See :class:`Stage`.
+
+        Raises:
+            HotPathError: the settings of the project mean nothing, or name what is not there.
+        """
+        missing = missing_features(target, NEEDED)
+        if missing:
+            return StageResult(RunVerdict.INCONCLUSIVE, f"the target lacks: {', '.join(missing)}")
+        settings = settings_of(target, Path.cwd())
+        if not settings.hot_paths:
+            return StageResult(
+                RunVerdict.INCONCLUSIVE,
+                "no hot path is named: write hot_paths = [...] into [tool.mrv2] of pyproject.toml",
+            )
+        vocab_size = load_checkpoint(MODEL).config.vocab_size
+        program = RunnerProgram(target, quick_workload(vocab_size, budget.seed + 3, NEW_TOKENS))
+        progress.start(len(SCHEDULES))
+        drives = []
+        for schedule in SCHEDULES:
+            drives.append(_drive(program, settings, schedule))
+            progress.advance()
+        return _result(settings, drives)
+
+
+def settings_of(target: RunnerTarget, folder: Path) -> Settings:
+    """The hot paths of a target: its own, or those of the project that a folder belongs to.
+
+    Raises:
+        HotPathError: the settings of the project cannot be read, or mean nothing.
+    """
+    if isinstance(target, HotPathTarget):
+        return Settings(target.hot_paths)
+    return find_settings(folder)[0]
+
+
+@dataclass(frozen=True)
+class _Drive:
+    """The workload under one schedule; no trace if the runner could not be built."""
+
+    run: Run
+    counted: Counting
+    trace: Trace | None
+    watch: Watch
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why this run says nothing about the target, if so."""
+        if self.trace is None:
+            return f"the target cannot be built for device 'cuda': {self.run.error}"
+        crash = self.trace.crash
+        if crash and crash.error.startswith(_OUR_LIMITS):
+            return f"the virtual device cannot run the target: {crash.error}"
+        if not self.counted.enqueued:
+            return "the target enqueued nothing on the device"
+        try:
+            self.watch.require_entered()
+        except HotPathError as error:
+            return error.subject
+        return None
+
+    @property
+    def findings(self) -> Iterator[Finding]:
+        """Waits, and what else went wrong while they were looked for."""
+        yield from self.watch.findings
+        if self.trace is not None:
+            yield from trace_findings(self.trace)
+
+
+def _drive(program: RunnerProgram, settings: Settings, schedule: str) -> _Drive:
+    counted = Counting()
+    with Watch(settings) as watch:
+        run = run_program(program, schedule, judge=counted, hooks=(install(watch),))
+    return _Drive(run, counted, program.trace, watch)
+
+
+def _result(settings: Settings, drives: Sequence[_Drive]) -> StageResult:
+    found = [*_merged(drives), *_unused(drives)]
+    obstacle = next((drive.obstacle for drive in drives if drive.obstacle), None)
+    entries = sum(drives[0].watch.entries.values())
+    allowed = f", {len(settings.allowances)} allowed" if settings.allowances else ""
+    verdicts = [verdict_of(found)]
+    summary = f"{', '.join(settings.hot_paths)}: entered {entries} times, no hidden wait{allowed}"
+    if found:
+        summary = found[0].title
+    if obstacle:
+        verdicts, summary = [RunVerdict.INCONCLUSIVE, *([verdict_of(found)] if found else [])], obstacle
+    return StageResult(combine(verdicts), summary, tuple(found), _metrics(drives), _coverage(settings, drives))
+
+
+def _merged(drives: Iterable[_Drive]) -> Iterator[Finding]:
+    """Each finding once, with the schedules that showed it."""
+    found: dict[str, tuple[Finding, list[JSON]]] = {}
+    for drive in drives:
+        for finding in drive.findings:
+            found.setdefault(finding.fingerprint(), (finding, []))[1].append(str(drive.run.schedule))
+    for finding, schedules in found.values():
+        yield replace(finding, evidence={**finding.evidence, "schedules": schedules})
+
+
+def _unused(drives: Sequence[_Drive]) -> Iterator[Finding]:
+    """Allowances that no schedule needed."""
+    times = Counter(finding.fingerprint() for drive in drives for finding in drive.watch.unused())
+    for finding in drives[0].watch.unused():
+        if times[finding.fingerprint()] == len(drives):
+            yield finding
+
+
+def _metrics(drives: Sequence[_Drive]) -> dict[str, JSON]:
+    return {
+        "waits by schedule": {str(drive.run.schedule): len(drive.watch.findings) for drive in drives},
+        "operations": drives[0].counted.enqueued.total(),
+    }
+
+
+def _coverage(settings: Settings, drives: Sequence[_Drive]) -> dict[str, JSON]:
+    return {
+        "model": MODEL,
+        "schedules": [str(drive.run.schedule) for drive in drives],
+        "hot paths": dict(drives[0].watch.entries),
+        "allowances": [f"{allowance.code} at {allowance.site}" for allowance in settings.allowances],
+    }
