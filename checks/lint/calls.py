@@ -8,6 +8,7 @@ from . import outside, streams, tensor_calls
 from . import torch_facts as facts
 from .frame import Arguments, Frame
 from .operators import computed
+from .platforms import platform_answer
 from .symbols import ClassInfo, dotted_name
 from .values import (
     ARRAY,
@@ -29,7 +30,6 @@ from .values import (
     Tensor,
     Value,
     asked,
-    constant,
     device_elements,
     elements,
     items_of,
@@ -48,7 +48,7 @@ def call(frame: Frame, node: ast.Call) -> Value:
     from .expressions import evaluate
 
     frame.line = node.lineno
-    platform = _platform(node)
+    platform = platform_answer(node)
     if platform is not None:
         return platform
     callee = evaluate(frame, node.func)
@@ -58,12 +58,6 @@ def call(frame: Frame, node: ast.Call) -> Value:
     if callee:
         return call_value(frame, callee, arguments, node)
     return _unknown(frame, node, arguments)
-
-
-def _platform(node: ast.Call) -> Value | None:
-    """``is_cpu()`` and its like: what is judged is what happens on a CUDA device."""
-    name = (dotted_name(node.func) or "").rpartition(".")[2]
-    return constant(facts.ON_CUDA[name]) if name in facts.ON_CUDA and not node.args else None
 
 
 def _arguments(frame: Frame, node: ast.Call) -> Arguments:

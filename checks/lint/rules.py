@@ -114,6 +114,11 @@ KINDS: Mapping[str, Rule] = MappingProxyType(
             "gives memory back to the driver, which waits for the device",
             "leave the cache alone while serving",
         ),
+        "inside": Rule(
+            "MRV109",
+            "waits for the device inside",
+            "the variant that does not check (inv_ex, solve_ex, cholesky_ex); for isin, (x[:, None] == y).any(1)",
+        ),
         "stream": Rule(
             "MRV130",
             "is used on a stream that nothing orders after the stream that made it",

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from . import expressions, statements
-from . import torch_facts as facts
 from .annotations import Annotations, hinted
 from .binding import bind, replace_bound
 from .frame import Arguments, Frame
+from .platforms import OTHERS, platform_answer
 from .sources import Source, Sources
 from .staging import Effect, appended
 from .symbols import ClassInfo, FunctionInfo, Symbols
@@ -377,7 +377,9 @@ class Search:
         result = UNKNOWN
         if name in table.values:
             frame = Frame(self, None, source, quiet=True, depth=DEEPEST_QUIET - 1)
-            result = without_constants(expressions.evaluate(frame, table.values[name]))
+            result = expressions.evaluate(frame, table.values[name])
+            if platform_answer(table.values[name]) is None:  # _is_hip = is_hip() stays known
+                result = without_constants(result)
         if not result - NONE and name in table.annotations:
             result = join(result, self.annotations.read(source, table.annotations[name]))
         return hinted(name, result)
@@ -436,7 +438,7 @@ def _is_short(function: FunctionInfo) -> bool:
 
 def _other_platform(below: ClassInfo, cls: ClassInfo) -> bool:
     """Whether a subclass is for another platform, by its name or its module's; what is judged is a CUDA device."""
-    return bool((_words_of(below) - _words_of(cls)) & facts.OTHER_PLATFORMS)
+    return bool((_words_of(below) - _words_of(cls)) & OTHERS)
 
 
 def _words_of(cls: ClassInfo) -> frozenset[str]:

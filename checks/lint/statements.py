@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from . import narrowing, subscripts
-from . import torch_facts as facts
 from .expressions import evaluate, truth
 from .frame import Arguments, Frame, merged
+from .platforms import OTHERS
 from .sources import Source
 from .symbols import ClassInfo, FunctionInfo, Import, bindings, dotted_name
 from .values import (
@@ -209,7 +209,7 @@ def _is_other_platform(test: ast.expr) -> bool:
         return False
     right = test.comparators[0]
     name = (dotted_name(test.left) or "").rpartition(".")[0]
-    return isinstance(right, ast.Constant) and right.value in facts.OTHER_PLATFORMS and name.endswith("device")
+    return isinstance(right, ast.Constant) and right.value in OTHERS and name.endswith("device")
 
 
 def _loop_body(frame: Frame, body: Sequence[ast.stmt], again: Callable[[], None]) -> None:

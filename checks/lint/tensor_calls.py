@@ -346,6 +346,8 @@ def _computed(frame: Frame, name: str, dotted: str, arguments: Arguments, node: 
     if result is None:
         return _made_by_kernel(dotted, arguments)
     sure = on_device(result)
+    if dotted.startswith("torch.ops.") and sure is None:  # it may give a view of host memory that is a device tensor
+        return value(Tensor(Place.UNKNOWN, Sure.POSSIBLE))
     if name in facts.HOST_RESULT:
         return _host_result(frame, sure, node)
     _judge_shape(frame, name, sure, arguments, node, from_method=False)
@@ -382,7 +384,9 @@ def _judge_shape(
     if sure is None:
         return
     count = len(arguments.positional) + (1 if from_method else 0)
-    if name in facts.SHAPE_FROM_DATA or (
+    if name in facts.WAITS_INSIDE:
+        frame.report("inside", node, sure)
+    elif name in facts.SHAPE_FROM_DATA or (
         name == "where" and count == 1 and not arguments.keywords and not arguments.open
     ):
         frame.report("shape", node, sure)

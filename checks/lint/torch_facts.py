@@ -46,13 +46,13 @@ LIKE = frozenset(
 SHAPE_FROM_DATA = frozenset(
     {
         "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "histc",
-        "isin", "to_sparse", "to_sparse_csr",
+        "to_sparse", "to_sparse_csr",
     }
 )  # fmt: skip
 #: The result is a bool or number of the host.
 HOST_RESULT = frozenset({"equal", "allclose", "is_nonzero"})
-#: Solvers that read back whether they succeeded.
-CHECKED = frozenset({"inv", "inverse", "solve", "cholesky"})
+#: The host waits inside: solvers read back whether they succeeded, isin looks for the way that is faster.
+WAITS_INSIDE = frozenset({"inv", "inverse", "solve", "cholesky", "isin"})
 
 #: The result's elements are bool.
 MASKS = frozenset(
@@ -140,18 +140,6 @@ DTYPES = frozenset(
         "float8_e4m3fnuz", "float8_e8m0fnu", "complex128", "float4_e2m1fn_x2",
     }
 )  # fmt: skip
-
-#: Functions that ask which platform this is. The search judges what happens on a CUDA device.
-ON_CUDA = {
-    "is_cpu": False, "is_npu": False, "is_xpu": False, "is_hpu": False, "is_tpu": False, "is_mps": False,
-    "is_musa": False, "is_cuda": True, "is_cuda_alike": True, "is_host_cpu_arm64": False, "is_neuron": False,
-    "is_out_of_tree": False, "is_hip": False, "is_rocm": False, "is_mps_available": False,
-}  # fmt: skip
-
-#: Words in names of modules and classes that are for other platforms.
-OTHER_PLATFORMS = frozenset(
-    {"cpu", "mlx", "npu", "xpu", "hpu", "tpu", "mps", "musa", "mindspore", "rocm", "hip", "ascend"}
-)
 
 #: Reductions, whose result is a single element.
 REDUCTIONS = frozenset({"sum", "max", "min", "mean", "prod", "argmax", "argmin", "any", "all", "item", "norm", "numel"})

@@ -312,6 +312,14 @@ class Runner:
     def step(self):
         return self.mine.collect()
 """,
+    "flag of another platform": """
+from elsewhere import is_hip
+_is_hip = is_hip()
+class Runner:
+    def step(self):
+        if _is_hip:
+            torch.cuda.synchronize()
+""",
     "compiled code": """
 class Runner:
     @torch.compile

@@ -83,6 +83,7 @@ BREAKS = {
         "torch.nn.functional.one_hot(index)",
     ],
     "MRV106": ["torch.cuda.empty_cache()", "torch.accelerator.empty_cache()"],
+    "MRV109": ["torch.linalg.inv(x)", "torch.isin(x, index)"],
     "MRV130": [
         "y = x + 1\nwith torch.cuda.stream(self.side):\n    z = y * 2",
         "with torch.cuda.stream(self.side):\n    z = x * 2\nw = z + 1",
@@ -149,6 +150,10 @@ KEEPS = [
     "host.copy_(host)",
     "x.to(torch.float16)",
     "x.to(x.device)",
+    "torch.linalg.inv(host)",
+    "torch.linalg.inv_ex(x)",
+    # a view of host memory that may be a device tensor
+    "y = torch.ops.engine.view_on_device(pinned)\ny.copy_(x)",
     # streams with an order
     "y = x + 1\nself.side.wait_stream(torch.cuda.current_stream())\nwith torch.cuda.stream(self.side):\n    z = y * 2",
     """
