@@ -7,7 +7,6 @@ The two sides are different Python classes here, so the object changes its class
 from __future__ import annotations
 
 import copy
-import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,6 +23,8 @@ from .threads import below_modes
 #: Attributes of a tensor object that are the device's own.
 _OWN = frozenset({"_face", "_is_param"})
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+#: Of pickling; that of Python 3.8 and later.
+_PROTOCOL = 5
 
 
 def move_to_device(tensor: Tensor, value: DeviceTensor) -> None:
@@ -135,7 +136,7 @@ def reduce(tensor: DeviceTensor) -> Any:
         if not state:
             return torch._utils._rebuild_parameter, arguments
         return torch._utils._rebuild_parameter_with_state, (*arguments, state)
-    rebuild, arguments = tensor._reduce_ex_internal(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
+    rebuild, arguments = tensor._reduce_ex_internal(_PROTOCOL)  # type: ignore[no-untyped-call]
     return (rebuild_with_state, (rebuild, arguments, state)) if state else (rebuild, arguments)
 
 
