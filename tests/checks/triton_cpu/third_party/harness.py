@@ -44,6 +44,7 @@ class Launch:
     """What came of one launch.
 
     Attributes:
+        module: that defines the kernel.
         kernel: its function's name.
         programs: size of the grid.
         verdict: in short.
@@ -54,6 +55,7 @@ class Launch:
         speed_up: of the compiled launch, accesses checked and logged, over the interpreter; None if it did not run.
     """
 
+    module: str
     kernel: str
     programs: int
     verdict: Verdict
@@ -225,6 +227,7 @@ class Thrice:
     def _outcome(self, verdict: Verdict, detail: str, report: str = "", backward: str = "") -> Launch:
         self._memory.become(self._reference)
         return Launch(
+            self._kernel.fn.__module__,
             self._kernel.fn.__name__,
             math.prod(self._grid),
             verdict,

@@ -59,14 +59,14 @@ def _launches(case: Case, module: object) -> list[Launch]:
 
 def _table(launches: dict[str, list[Launch]]) -> str:
     everything = [launch for some in launches.values() for launch in some]
-    kernels = {(module, launch.kernel) for module, some in launches.items() for launch in some}
+    kernels = {(launch.module, launch.kernel) for launch in everything}
     versions = ", ".join(f"{package.name} {package.version}" for package in PACKAGES)
     counts = collections.Counter(launch.verdict for launch in everything)
+    told = "; ".join(f"{verdict.value}: {counts[verdict]}" for verdict in reversed(_WORST_FIRST) if counts[verdict])
+    torch_version = torch.__version__.partition("+")[0]
+    made_with = f"triton {triton.__version__}, torch {torch_version} and numpy {np.__version__}"
     lines = [
-        f"{len(kernels)} kernels of {versions}: {len(everything)} launches, triton {triton.__version__}, "
-        f"torch {torch.__version__.partition('+')[0]}, numpy {np.__version__}. "
-        + ", ".join(f"{verdict.value}: {counts[verdict]}" for verdict in reversed(_WORST_FIRST) if counts[verdict])
-        + ".",
+        f"{len(kernels)} kernels of {versions}, {len(everything)} launches ({told}), with {made_with}:",
         "",
         "| module | kernels | launches, programs | result | times faster |",
         "|---|---|---|---|---|",
