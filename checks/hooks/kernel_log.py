@@ -60,6 +60,18 @@ class KernelAccess:
         return merged_lanes(self.lanes, self.size)
 
 
+@dataclass(frozen=True)
+class StrayLanes:
+    """Lanes of one access of one program that lie outside of all memory: the hull of their bytes, and their number."""
+
+    kind: AccessKind
+    site: Site
+    program: int
+    low: int
+    high: int
+    lanes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Fence:
     """An atomic that orders: what a program did before it is seen by whoever acquires the same address later.
@@ -107,3 +119,9 @@ def columns(accesses: Sequence[KernelAccess]) -> tuple[Addresses, Addresses, NDA
             pieces.append(np.stack([lows, highs, np.full(len(lows), access.program)], axis=1))
     lows, highs, programs = np.concatenate(pieces).T
     return lows, highs, programs
+
+
+def grid_index(program: int, grid: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Grid index of a program by its number, z innermost."""
+    _, y, z = grid
+    return program // (y * z), program // z % y, program % z

@@ -11,7 +11,7 @@ from triton.runtime import interpreter
 
 from ..libraries import is_library, portable_path
 from ..triton_cpu.launcher import language_lock
-from ..triton_cpu.log import grid_index
+from .kernel_log import grid_index
 from .triton_language import Function, interpreted_language
 from .triton_tap import Tap
 

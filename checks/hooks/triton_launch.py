@@ -278,7 +278,7 @@ class _Compiled:
         result = self.kernel.launch(self.arguments, report.grid, blocks=report.runtime.packed_blocks())
         _tell(report, result.ranges, *result.conflicts())
         for lanes in result.stray_lanes():
-            report.stray(lanes.kind, lanes.site, lanes.program, lanes.low, lanes.high, lanes.lanes)
+            report.stray(lanes)
         if result.nan_count:
             report.nan(place_of(result.sites[result.nan_site]), result.nan_count)
         error = result.error()

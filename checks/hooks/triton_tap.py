@@ -21,7 +21,7 @@ from triton.runtime.interpreter import TensorHandle
 from ..findings import Site
 from ..libraries import folder_of
 from .byte_ranges import Addresses
-from .kernel_log import AccessKind, Fence, KernelAccess, KernelLog
+from .kernel_log import AccessKind, Fence, KernelAccess, KernelLog, StrayLanes
 from .patching import Patches
 
 #: Operations that one program may do. A program of a real kernel does some thousands; one that spins on a flag, or
@@ -43,13 +43,10 @@ class Tap:
 
     Args:
         blocks: first and one-past-last addresses of what may be accessed, sorted.
-        stray: told of lanes outside of all blocks: what they do, where, the program, the hull [low, high) of their
-            bytes, and how many they are.
+        stray: told of lanes outside of all blocks.
     """
 
-    def __init__(
-        self, blocks: tuple[Addresses, Addresses], stray: Callable[[AccessKind, Site, int, int, int, int], None]
-    ) -> None:
+    def __init__(self, blocks: tuple[Addresses, Addresses], stray: Callable[[StrayLanes], None]) -> None:
         self.log = KernelLog()
         self.program = 0
         self._fuel = FUEL
@@ -166,7 +163,7 @@ class Tap:
             if not good.all():
                 outside = lanes[~good]
                 hull = int(outside.min()), int(outside.max()) + size
-                self._stray(kind, self.log.sites[site], self.program, *hull, len(outside))
+                self._stray(StrayLanes(kind, self.log.sites[site], self.program, *hull, len(outside)))
                 chosen = chosen.copy()
                 chosen[chosen] = good
                 mask, lanes = TensorHandle(chosen, interpreter.tl.int1), lanes[good]

@@ -27,12 +27,13 @@ from triton.runtime.jit import JITFunction
 from ..errors import CheckError
 from ..findings import Finding, Site
 from ..hooks.kernel_conflicts import Conflict, conflicts
+from ..hooks.kernel_log import StrayLanes
 from ..hooks.patching import Patches
 from .autotune import run_first_config
 from .errors import Unsupported
 from .fallback import interpret, notice
 from .launcher import ANYWHERE, CompiledKernel
-from .log import StrayLanes, place_of
+from .log import place_of
 from .memory import Memory, on_cpu
 from .prepared import prepared
 from .report import LaunchReport

@@ -13,13 +13,12 @@ from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 
 from ..events import ByteRange
-from ..hooks.kernel_log import KernelLog
+from ..hooks.kernel_log import KernelLog, StrayLanes
 from ..hooks.triton_interpreter import interpret_programs
 from ..hooks.triton_language import Function, rewritten
 from ..hooks.triton_tap import Tap
 from ..libraries import is_library
 from .errors import Unsupported
-from .log import StrayLanes
 
 
 class InterpretedKernel(UserWarning):
@@ -76,7 +75,7 @@ def interpret(
     """
     strays: list[StrayLanes] = []
     bounds = np.array([_ANYWHERE] if blocks is None else blocks, dtype=np.int64).reshape(-1, 2)
-    tap = Tap((bounds[:, 0], bounds[:, 1]), lambda *stray: strays.append(StrayLanes(*stray))) if check else None
+    tap = Tap((bounds[:, 0], bounds[:, 1]), strays.append) if check else None
     numbers = range(grid[0] * grid[1] * grid[2]) if order is None else order
     arguments = {
         parameter.name: value if parameter.is_constexpr else interpreter._implicit_cvt(value)

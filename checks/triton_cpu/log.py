@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..events import ByteRange
 from ..findings import Site
 from ..hooks.kernel_conflicts import Conflict, conflicts
-from ..hooks.kernel_log import AccessKind, Fence, KernelAccess, KernelLog
+from ..hooks.kernel_log import AccessKind, Fence, KernelAccess, KernelLog, StrayLanes, grid_index
 from ..libraries import folder_of
 from .emit.source import AccessSite
 from .errors import DeviceAssertion, OutOfFuel, ProgramError
@@ -37,18 +37,6 @@ class Stop(enum.IntEnum):
     OUT_OF_FUEL = 1
     ASSERTION_FAILED = 2
     OUT_OF_MEMORY = 3
-
-
-@dataclass(frozen=True)
-class StrayLanes:
-    """Lanes of one access of one program that lie outside of all memory: the hull of their bytes, and their number."""
-
-    kind: AccessKind
-    site: Site
-    program: int
-    low: int
-    high: int
-    lanes: int
 
 
 @dataclass(slots=True)
@@ -196,12 +184,6 @@ class LaunchResult:
             fences.append(Fence(number_of_first, program, addresses, site.acquires, site.releases))
             last = (number, place, program)
         return fences
-
-
-def grid_index(program: int, grid: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Grid index of a program by its number, z innermost."""
-    _, y, z = grid
-    return program // (y * z), program // z % y, program % z
 
 
 def place_of(site: AccessSite) -> Site:

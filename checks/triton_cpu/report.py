@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..codes import CODES
-from ..findings import JSON, Finding, Site, Verdict
+from ..findings import JSON, Finding, Site
 from ..hooks.kernel_conflicts import Conflict
-from ..hooks.kernel_log import KernelAccess
+from ..hooks.kernel_faults import NEAR, KernelFault, conflict_fault, nan_fault, stray_fault
+from ..hooks.kernel_log import StrayLanes
 from ..libraries import is_library
-from .log import StrayLanes, grid_index
 from .memory import Argument, Memory
 
-#: Beyond this distance a tensor says nothing about a stray address.
-_NEAR = 1 << 20
 #: Frames of the launching program that are worth showing.
 _DEPTH = 16
 
@@ -38,62 +35,39 @@ class LaunchReport:
 
     def stray(self, stray: StrayLanes) -> Finding:
         """Lanes outside of all memory, which were left out."""
-        evidence: dict[str, JSON] = {"program": list(grid_index(stray.program, self.grid)), "lanes": stray.lanes}
-        remedy = "mask the lanes that lie beyond the tensor, and check the index that they are computed from"
-        title = f"{self.kernel} {stray.kind.verb} outside of all memory"
-        argument = self._nearest(stray.low, stray.high)
-        return self._finding("MRV212", title, stray.site, (), argument, (stray.low, stray.high), evidence, remedy)
+        return self._finding(stray_fault(self.kernel, self.grid, stray))
 
     def conflict(self, conflict: Conflict, sites: Sequence[Site]) -> Finding:
         """Two programs that touch the same bytes."""
-        earlier, later = conflict.earlier, conflict.later
-        evidence: dict[str, JSON] = {"first": self._side(earlier, sites), "second": self._side(later, sites)}
-        remedy = "give each program bytes of its own, resolve duplicates before the launch, or use atomics for both"
-        title = f"{self.kernel}: one program {later.kind.verb} what another {earlier.kind.verb}"
-        argument, span = self._nearest(conflict.low, conflict.high), (conflict.low, conflict.high)
-        return self._finding(
-            "MRV211", title, sites[later.site], (sites[earlier.site],), argument, span, evidence, remedy
-        )
+        return self._finding(conflict_fault(self.kernel, self.grid, conflict, sites))
 
     def nan(self, site: Site, count: int) -> Finding:
         """NaNs that reached an argmax or argmin."""
-        title = f"{self.kernel}: a NaN reaches an argmax or argmin"
-        remedy = "replace NaNs before it (tl.where(x == x, x, -inf)), or find out where they come from"
-        return self._finding("MRV310", title, site, (), None, (0, 0), {"NaNs": count}, remedy, Verdict.SUSPECT)
+        return self._finding(nan_fault(self.kernel, site, count))
 
-    def _finding(
-        self, code: str, title: str, where: Site, other: tuple[Site, ...], argument: Argument | None,
-        span: tuple[int, int], evidence: Mapping[str, JSON], remedy: str, verdict: Verdict = Verdict.VIOLATION,
-    ) -> Finding:  # fmt: skip
-        facts: dict[str, JSON] = {"kernel": self.kernel, "grid": list(self.grid), **evidence}
-        if argument is not None:
+    def _finding(self, fault: KernelFault) -> Finding:
+        facts: dict[str, JSON] = {"kernel": self.kernel, "grid": list(self.grid), **fault.evidence}
+        argument = None if fault.span is None else self._nearest(*fault.span)
+        if argument is not None and fault.span is not None:
             facts["argument"] = argument.name
-            facts["bytes"] = [bound - argument.low for bound in span]
+            facts["bytes"] = [bound - argument.low for bound in fault.span]
             facts["size"] = argument.high - argument.low
         return Finding(
-            code=code,
-            verdict=verdict,
-            soundness=CODES[code].soundness,
-            title=title,
-            where=(where, *launching_lines()),
-            other=other,
+            code=fault.code,
+            verdict=fault.verdict,
+            soundness=CODES[fault.code].soundness,
+            title=fault.title,
+            where=(fault.site, *launching_lines()),
+            other=fault.other,
             evidence=facts,
-            remedy=remedy,
+            remedy=fault.remedy,
         )
-
-    def _side(self, access: KernelAccess, sites: Sequence[Site]) -> JSON:
-        site = sites[access.site]
-        return {
-            "program": list(grid_index(access.program, self.grid)),
-            "access": access.kind.verb,
-            "line": f"{Path(site.file).name}:{site.line}",
-        }
 
     def _nearest(self, low: int, high: int) -> Argument | None:
         """The argument that a range is in, or closest to; addresses themselves change from run to run."""
         distances = [(max(found.low - high, low - found.high, 0), found) for found in self.memory.arguments()]
-        distance, argument = min(distances, key=lambda pair: pair[0], default=(_NEAR, None))
-        return argument if distance < _NEAR else None
+        distance, argument = min(distances, key=lambda pair: pair[0], default=(NEAR, None))
+        return argument if distance < NEAR else None
 
 
 def launching_lines() -> tuple[Site, ...]:
