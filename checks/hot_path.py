@@ -201,13 +201,13 @@ class Region:
         return in_hot_path(self._name, function)
 
     def __enter__(self) -> None:
-        if _watchers and not _compiling():
+        if _watchers and not compiling():
             entries = _entries.get()
             number = _watchers[0].entered(self._name)
             _entries.set((*entries, Entry(self._name, number, _owner(), current_entry(), _entering_code())))
 
     def __exit__(self, *_: object) -> None:
-        if _compiling():
+        if compiling():
             return
         entries, owner = _entries.get(), _owner()
         for index in reversed(range(len(entries))):
@@ -234,7 +234,7 @@ def in_hot_path(name: str, function: Function) -> Function:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not _watchers or _compiling():
+        if not _watchers or compiling():
             return function(*args, **kwargs)
         with region:
             return function(*args, **kwargs)
@@ -261,7 +261,7 @@ class allow_sync:  # noqa: N801 - used as a decorator and in with-statements
     """
 
     def __init__(self, code: str, reason: str, *, owner: str = "", budget: int | None = None) -> None:
-        if _compiling():  # neither the frame nor the object outlives the tracing
+        if compiling():  # neither the frame nor the object outlives the tracing
             return
         frame = sys._getframe(1)
         site = f"{frame.f_globals.get('__name__', '?')}:{frame.f_code.co_qualname}"
@@ -272,7 +272,7 @@ class allow_sync:  # noqa: N801 - used as a decorator and in with-statements
 
         @functools.wraps(function)
         def allowed(*args: Any, **kwargs: Any) -> Any:
-            if _compiling():
+            if compiling():
                 return function(*args, **kwargs)
             with self:
                 return function(*args, **kwargs)
@@ -285,17 +285,17 @@ class allow_sync:  # noqa: N801 - used as a decorator and in with-statements
         return allowed_wait if inspect.iscoroutinefunction(function) else allowed  # type: ignore[return-value]
 
     def __enter__(self) -> None:
-        if not _compiling():
+        if not compiling():
             _allowed.set((*_allowed.get(), (_owner(), self._allowance)))
             for watcher in _watchers:
                 watcher.allowing(self._allowance)
 
     def __exit__(self, *_: object) -> None:
-        if not _compiling():
+        if not compiling():
             _allowed.set(_allowed.get()[:-1])
 
 
-def _compiling() -> bool:
+def compiling() -> bool:
     """Whether ``torch.compile`` is tracing: then regions mean nothing, and must not break the graph."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.compiler.is_compiling())

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from . import graphs, races, startup, state, statistics, sync
+from . import graphs, memory, races, startup, state, statistics, sync
 from .entry import CodeInfo, Example
 
 __all__ = ["CODES", "RANGES", "CodeInfo", "Example", "UnknownCodeError", "explain", "range_of"]
@@ -22,7 +22,7 @@ RANGES: Mapping[str, str] = MappingProxyType(
         "MRV3xx": "state or differential: wrong bookkeeping, or an output that differs from the reference's",
         "MRV4xx": "statistics: a distribution or a draw that differs from the one asked for",
         "MRV5xx": "graphs: what a captured graph replays is not what the step needs",
-        "MRV6xx": "memory: a leak, a growing pool, or a use after the memory was given back",
+        "MRV6xx": "memory: more than a bound, a leak, a growing pool, or a use after the memory was given back",
         "MRV7xx": "startup: a configuration that is refused before anything runs",
     }
 )
@@ -40,7 +40,7 @@ class UnknownCodeError(LookupError):
         super().__init__(f"{self.subject}: {self.rule}. Why: {self.reason}. Instead: {self.remedy}.")
 
 
-_ROOMS = (sync, races, state, statistics, graphs, startup)
+_ROOMS = (sync, races, state, statistics, graphs, memory, startup)
 
 CODES: Mapping[str, CodeInfo] = MappingProxyType({entry.code: entry for room in _ROOMS for entry in room.ENTRIES})
 

@@ -69,18 +69,24 @@ def find(name: str) -> Named:
 def make_hot(named: Named, patches: Patches) -> None:
     """Let calls of a function be entries of a hot path, until the patches are undone.
 
-    Modules that imported the function by name get the replacement too.
-
     Raises:
         HotPathError: it is a generator.
+    """
+    replace_function(named, lambda function: in_hot_path(named.name, function), patches)
+
+
+def replace_function(named: Named, wrap: Callable[[Any], Any], patches: Patches) -> None:
+    """Put a wrapper in the place of a function, until the patches are undone.
+
+    Modules that imported the function by name get the wrapper too.
     """
     holder = _holder(named)
     raw = vars(holder)[named.attribute] if named.attribute in vars(holder) else getattr(named.owner, named.attribute)
     function = _plain(raw)
-    hot = in_hot_path(named.name, function)
-    replacement = type(raw)(hot) if isinstance(raw, staticmethod | classmethod) else hot
+    wrapped = wrap(function)
+    replacement = type(raw)(wrapped) if isinstance(raw, staticmethod | classmethod) else wrapped
     if isinstance(raw, property):
-        replacement = property(hot, raw.fset, raw.fdel, raw.__doc__)
+        replacement = property(wrapped, raw.fset, raw.fdel, raw.__doc__)
     patches.set(named.owner, named.attribute, replacement)
     if isinstance(named.owner, ModuleType):
         for module in list(sys.modules.values()):

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ..hot_path import Allowance, HotPathError
+from ..memory import MemoryBound
 
-_KEYS = ("hot_paths", "allow", "warmup_calls")
+_KEYS = ("hot_paths", "allow", "warmup_calls", "memory")
 _ALLOWANCE_KEYS = ("site", "code", "reason", "owner", "budget")
+_MEMORY_KEYS = ("site", "bytes")
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,14 @@ class Settings:
     Attributes:
         hot_paths: functions and methods, as ``package.module:Class.method``.
         allowances: accepted waits, each with the site at which it is accepted.
+        memory: functions that may take only so much device memory.
         warmup_calls: entries of each hot path that are not judged: first launches, autotuning, caches that fill.
     """
 
     hot_paths: tuple[str, ...] = ()
     allowances: tuple[Allowance, ...] = ()
     warmup_calls: int = 0
+    memory: tuple[MemoryBound, ...] = ()
 
 
 def find_settings(folder: Path) -> tuple[Settings, Path | None]:
@@ -86,7 +90,25 @@ def settings_from(table: Mapping[str, Any], subject: str = "[tool.mrv2]") -> Set
     allowances = table.get("allow", [])
     if not isinstance(allowances, list | tuple):
         raise _wrong(subject, "allow", allowances, "tables: [[tool.mrv2.allow]]")
-    return Settings(tuple(hot_paths), tuple(_allowance(subject, entry) for entry in allowances), warmup)
+    bounds = table.get("memory", [])
+    if not isinstance(bounds, list | tuple):
+        raise _wrong(subject, "memory", bounds, "tables: [[tool.mrv2.memory]]")
+    return Settings(
+        tuple(hot_paths),
+        tuple(_allowance(subject, entry) for entry in allowances),
+        warmup,
+        tuple(_memory_bound(subject, entry) for entry in bounds),
+    )
+
+
+def _memory_bound(subject: str, entry: Any) -> MemoryBound:
+    if not isinstance(entry, Mapping):
+        raise _wrong(subject, "memory", entry, "tables: [[tool.mrv2.memory]]")
+    _check_keys(f"{subject}, memory", entry, _MEMORY_KEYS)
+    site = entry.get("site")
+    if not isinstance(site, str) or not site:
+        raise _wrong(subject, "memory.site", site, 'a text: site = "my_engine.logprobs:logprobs"')
+    return MemoryBound(site, entry.get("bytes", -1), site)
 
 
 def _allowance(subject: str, entry: Any) -> Allowance:

@@ -18,6 +18,7 @@ from ..virtual.device import Hook, VirtualDevice, virtual_device
 from ..virtual.stacks import library_frames, whole_stack
 from ..virtual.threads import heres
 from .called import name_of, outermost
+from .memory import MemoryWatch
 from .rules import operation_of, rule_of
 from .settings import Settings
 from .waits import Cause, Wait, WaitKind
@@ -58,10 +59,12 @@ class Trap:
     Attributes:
         device: the virtual device.
         watch: has the findings of waits; those of races are the device's.
+        memory: has the findings of regions that took too much memory.
     """
 
     device: VirtualDevice
     watch: Watch
+    memory: MemoryWatch
 
 
 @contextlib.contextmanager
@@ -69,7 +72,7 @@ def sync_trap(settings: Settings | None = None, schedule: Any = "late", **device
     """A virtual device whose hot paths are watched.
 
     Args:
-        settings: hot paths and allowances named from outside; those in code need none.
+        settings: hot paths, allowances and memory bounds named from outside; those in code need none.
         schedule: see ``virtual_device``.
         device: further arguments of ``virtual_device``.
 
@@ -77,9 +80,10 @@ def sync_trap(settings: Settings | None = None, schedule: Any = "late", **device
         HotPathError: a name in the settings names nothing.
         CheckError: the device cannot be opened.
     """
-    hooks = device.pop("hooks", ())
-    with Watch(settings) as watch, virtual_device(schedule, hooks=(*hooks, install(watch)), **device) as opened:
-        yield Trap(opened, watch)
+    watch, memory = Watch(settings), MemoryWatch(() if settings is None else settings.memory)
+    hooks = (*device.pop("hooks", ()), install(watch), memory.hook())
+    with watch, memory, virtual_device(schedule, hooks=hooks, **device) as opened:
+        yield Trap(opened, watch, memory)
 
 
 def _first_of_its_call(cause: Cause, stack: Stack) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import math
 import weakref
 from array import array
 from collections import deque
@@ -183,6 +184,7 @@ class Memory:
     Attributes:
         allocated, pinned: bytes that the program holds, of the device and of pinned memory.
         peak: the most that ``allocated`` has been since the program asked for a new measurement.
+        limit, when_over: told of the bytes of each allocation after which more than the limit is held.
         reserved, pinned_reserved: bytes taken from the driver; what is not held is cached.
     """
 
@@ -194,6 +196,8 @@ class Memory:
         self.allocated = 0
         self.peak = 0
         self.reserved = 0
+        self.limit: float = math.inf
+        self.when_over: Callable[[int], None] | None = None
         self.pinned = 0
         self.pinned_reserved = 0
         self.drops: deque[tuple[Block, int | None, Stack]] = deque()
@@ -221,6 +225,8 @@ class Memory:
             self.peak = self.allocated
         if self.allocated > self.reserved:
             self.reserved = self.allocated
+        if self.allocated > self.limit and self.when_over is not None:
+            self.when_over(size)
         return raw, Ownership(block)
 
     def allocate_pinned(self, layout: Layout) -> Tensor:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from mrv2.checks.findings import JSON, Finding, RunVerdict, combine, verdict_of
 from mrv2.checks.hot_path import HotPathError
+from mrv2.checks.memory import MemoryBoundError
+from mrv2.checks.sync.memory import MemoryWatch
 from mrv2.checks.sync.settings import Settings, find_settings
 from mrv2.checks.sync.virtual import install
 from mrv2.checks.sync.watch import Watch
@@ -83,6 +85,7 @@ class _Drive:
     counted: Counting
     trace: Trace | None
     watch: Watch
+    memory: MemoryWatch
 
     @property
     def obstacle(self) -> str | None:
@@ -96,23 +99,25 @@ class _Drive:
             return "the target enqueued nothing on the device"
         try:
             self.watch.require_entered()
-        except HotPathError as error:
+            self.memory.require_entered()
+        except (HotPathError, MemoryBoundError) as error:
             return error.subject
         return None
 
     @property
     def findings(self) -> Iterator[Finding]:
-        """Waits, and what else went wrong while they were looked for."""
+        """Waits, memory beyond a bound, and what else went wrong while they were looked for."""
         yield from self.watch.findings
+        yield from self.memory.findings
         if self.trace is not None:
             yield from trace_findings(self.trace)
 
 
 def _drive(program: RunnerProgram, settings: Settings, schedule: str) -> _Drive:
     counted = Counting()
-    with Watch(settings) as watch:
-        run = run_program(program, schedule, judge=counted, hooks=(install(watch),))
-    return _Drive(run, counted, program.trace, watch)
+    with Watch(settings) as watch, MemoryWatch(settings.memory) as memory:
+        run = run_program(program, schedule, judge=counted, hooks=(install(watch), memory.hook()))
+    return _Drive(run, counted, program.trace, watch, memory)
 
 
 def _result(settings: Settings, drives: Sequence[_Drive]) -> StageResult:
@@ -159,5 +164,6 @@ def _coverage(settings: Settings, drives: Sequence[_Drive]) -> dict[str, JSON]:
         "model": MODEL,
         "schedules": [str(drive.run.schedule) for drive in drives],
         "hot paths": dict(drives[0].watch.entries),
+        "memory bounds": dict(drives[0].memory.entries),
         "allowances": [f"{allowance.code} at {allowance.site}" for allowance in settings.allowances],
     }
