@@ -109,7 +109,8 @@ def _prepare(
     if not math.prod(size):
         return None
     try:
-        code = known.kernel(call, audit=True)
+        with runtime.lock:  # what compiles a kernel, locks and child processes included, is no doing of the program's
+            code = known.kernel(call, audit=True)
     except Unsupported as error:
         notice(kernel, error)
         return _interpreted(runtime, kernel, grid, args, kwargs)

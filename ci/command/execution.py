@@ -15,6 +15,7 @@ from mrv2.ci.stages.base import Budget, Stage, StageResult
 from mrv2.fuzz.targets.protocols import RunnerTarget
 
 from .crash import crash_finding, refusal_finding, refused_by, target_frames
+from .kernels import compiled_kernels, with_findings
 from .progress import Display
 
 
@@ -65,7 +66,9 @@ class Execution:
         progress = display.start(stage.name)
         began = time.perf_counter()
         try:
-            result = stage.run(self.target, self.budget, progress)
+            with compiled_kernels() as found:
+                result = stage.run(self.target, self.budget, progress)
+            result = with_findings(result, found)
         # SystemExit too: a target that calls sys.exit must not end the run as a success.
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a target raises anything
             result = self._explain(stage.name, error)

@@ -41,10 +41,12 @@ def generate(
         from mrv2.refrunner.api import SamplingParams
         from mrv2.refrunner.engine import Engine
 
+        from .kernels import compiled_kernels
+
         if json:
             check_destination(json)
         sampling = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
-        with Engine.from_model(model, max_model_len=max_model_len) as engine:
+        with compiled_kernels(), Engine.from_model(model, max_model_len=max_model_len) as engine:
             done = engine.generate([prompt], sampling)[0]
         if json:
             write_report(json, _as_report(model, prompt, done))

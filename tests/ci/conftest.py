@@ -1,11 +1,12 @@
 """What the tests of the stages share: the tiny model's oracle, and targets that lack something."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mrv2.ci.command.kernels import compiled_kernels
 from mrv2.fuzz.targets.protocols import Feature
 from mrv2.fuzz.targets.reference import ReferenceTarget
 from mrv2.refrunner.models.tiny import tiny_checkpoint
@@ -53,3 +54,10 @@ def reference_with() -> Callable[..., Any]:
         return SimpleNamespace(name="changed", features=features, knobs={}, build=build, sampler=target.sampler)
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def _compiled() -> Iterator[None]:
+    """Kernels run compiled, as they do under the command."""
+    with compiled_kernels():
+        yield

@@ -1,0 +1,38 @@
+"""Triton kernels that are compiled while the device is open."""
+
+import torch
+import triton
+import triton.language as tl
+
+from mrv2.checks.virtual import virtual_device
+from mrv2.checks.virtual.replay import record_replay
+
+
+@triton.jit
+def fill(out, BLOCK: tl.constexpr):
+    tl.store(out + tl.arange(0, BLOCK), 1.0)
+
+
+def test_compiling_tells_nothing_so_a_cold_run_and_a_warm_one_are_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("MRV2_CACHE_DIR", str(tmp_path))
+    kernel = type(fill)(fill.fn)
+
+    def program():
+        out = torch.zeros(8, device="cuda")
+        kernel[(1,)](out, BLOCK=8)
+        return out.tolist()
+
+    cold, _ = record_replay(program, {}, "late")
+    assert list(tmp_path.rglob("*.so"))
+    warm, run = record_replay(program, {}, "late")
+    assert (cold.events, cold.sha256) == (warm.events, warm.sha256)
+    assert run.findings == ()
+
+
+def test_a_kernel_runs_when_its_turn_comes():
+    with virtual_device("late") as device:
+        out = torch.zeros(8, device="cuda")
+        fill[(1,)](out, BLOCK=8)
+        assert device.runtime.engine.oldest() < device.runtime.engine.submitted
+        assert out.tolist() == [1.0] * 8
+        assert device.findings == []
