@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import PurePath
 from types import FrameType, FunctionType
@@ -69,6 +70,8 @@ def _python_name(module: str, qualified: str) -> str | None:
         return None
     if qualified.startswith(("Tensor.", "TensorBase.")):
         return f"Tensor.{short}"
-    if "." not in qualified and getattr(torch, short, None) is not None:
-        return f"torch.{short}"
+    if "." not in qualified:
+        parts = module.split(".")
+        packages = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+        module = next((package for package in packages if hasattr(sys.modules.get(package), short)), module)
     return f"{module}.{qualified}"

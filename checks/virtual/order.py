@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,13 +22,55 @@ if TYPE_CHECKING:
 class Record:
     """One record of an event: the mark in the stream, and the sink's token for what came before it.
 
-    One that was made in a capture has its node and capture instead.
+    One that was made in a capture has its node and capture instead. What is over once it is passed is its ``past``; see
+    :class:`Known`.
     """
 
     mark: PendingOperation
     token: int
     node: Node | None = None
     capture: Capture | None = None
+    past: Mapping[int, int] | None = None
+
+
+class Known:
+    """What the host knows to be over, whatever the schedule: it waited for it, for what came after it, or was told.
+
+    Of each queue the number of an operation, up to which all is over. Only kept while somebody is told of waits: an
+    event of which this is known is not waited for.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._over: dict[int, int] = {}
+        self._before: dict[int, dict[int, int]] = {}
+
+    def past(self, queue: Queue) -> Mapping[int, int] | None:
+        """What is over once all is that a queue has been given so far; None if nobody cares."""
+        if self._runtime.wait_guard is None:
+            return None
+        last = {} if queue.last is None else {queue.id: queue.last.number}
+        return {**self._before.get(queue.id, {}), **last}
+
+    def holds(self, queue: Queue, record: Record) -> None:
+        """What a queue is given from now on comes after a record."""
+        if record.past is not None:
+            _raise(self._before.setdefault(queue.id, {}), record.past)
+
+    def learn(self, past: Mapping[int, int] | None) -> None:
+        """The host has waited for something, or been told that it is over."""
+        if past is not None:
+            _raise(self._over, past)
+
+    def covers(self, record: Record) -> bool:
+        """Whether the host knows that a record is passed."""
+        mark = record.mark
+        return self._over.get(mark.queue.id, -1) >= mark.number
+
+
+def _raise(numbers: dict[int, int], to: Mapping[int, int]) -> None:
+    for queue, number in to.items():
+        numbers[queue] = max(number, numbers.get(queue, -1))
 
 
 class Order:
@@ -35,6 +78,7 @@ class Order:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._known = Known(runtime)
 
     def record(self, queue: Queue, name: str = "event.record") -> Record:
         """Mark the present end of a stream."""
@@ -51,7 +95,7 @@ class Order:
             )
             mark = PendingOperation(identity, name, None, queue, stack, runtime.step, mark=True)
             runtime.engine.submit(mark)
-            return Record(mark, runtime.sink.release(queue.lane))
+            return Record(mark, runtime.sink.release(queue.lane), past=self._known.past(queue))
 
     def wait(self, queue: Queue, record: Record | None, name: str = "wait_event") -> None:
         """Hold a stream until a record is passed; without a record this orders nothing, and the sink is told so.
@@ -81,6 +125,7 @@ class Order:
             self._hold(queue, record)
 
     def _hold(self, queue: Queue, record: Record) -> None:
+        self._known.holds(queue, record)
         if not record.mark.done and record.mark.queue is not queue:
             mark = PendingOperation(-1, "wait_event", None, queue, (), after=(record.mark,), mark=True)
             self._runtime.engine.submit(mark)
@@ -96,9 +141,9 @@ class Order:
             host = runtime.host_lane()
             sync = self._sync(host, SyncKind.EVENT_SYNCHRONIZE, name)
             if orders and record is not None:
-                if not record.mark.known:
+                if not self._known.covers(record):
                     runtime.host_waits(WaitKind.EVENT, name)
-                record.mark.known = True
+                self._known.learn(record.past)
                 runtime.sink.acquire(host, record.token, sync=sync)
                 runtime.run_until(record.mark)
                 runtime.memory.settle()
@@ -122,7 +167,7 @@ class Order:
             runtime.poll()
             sync = self._sync(host, SyncKind.EVENT_QUERY, name)
             if record.mark.done:
-                record.mark.known = True
+                self._known.learn(record.past)
                 runtime.sink.acquire(host, record.token, sync=sync)
             return record.mark.done
 
@@ -139,6 +184,7 @@ class Order:
             host = runtime.host_lane()
             sync = self._sync(host, kind, name)
             runtime.sink.acquire(host, runtime.sink.release(queue.lane), sync=sync)
+            self._known.learn(self._known.past(queue))
             if queue.last is not None:
                 runtime.run_until(queue.last)
             runtime.memory.settle()
@@ -154,6 +200,7 @@ class Order:
             host = runtime.host_lane()
             sync = self._sync(host, SyncKind.STREAM_QUERY, "Stream.query")
             if over:
+                self._known.learn(self._known.past(queue))
                 runtime.sink.acquire(host, runtime.sink.release(queue.lane), sync=sync)
             return over
 
@@ -168,6 +215,7 @@ class Order:
             sync = self._sync(host, SyncKind.DEVICE_SYNCHRONIZE, name)
             for queue in runtime.streams.queues.values():
                 runtime.sink.acquire(host, runtime.sink.release(queue.lane), sync=sync)
+                self._known.learn(self._known.past(queue))
             runtime.drain(Reason.HOST_SYNC)
             runtime.memory.settle()
 

@@ -66,12 +66,10 @@ class PendingOperation:
         mark: it is no work of the program; it is passed as soon as it is reached.
         open: its accesses are told while it runs.
         done: whether it is over.
-        known: whether the host knows that it is, and so has nothing to wait for.
     """
 
     number = -1
     done = False
-    known = False
     then: list[Callable[[], None]] | None = None
 
     def __init__(

@@ -1,6 +1,7 @@
 """The sync trap on the virtual device: the 96 calls measured on an H200, in every schedule."""
 
 import pytest
+import torch
 
 from mrv2.checks.findings import Verdict
 from mrv2.checks.hot_path import hot_path
@@ -75,3 +76,12 @@ def test_a_call_that_waits_is_one_finding(code, name, schedule):
 @pytest.mark.parametrize("name", FREE)
 def test_a_call_that_does_not_wait_is_none(name, schedule):
     assert found(FREE[name], schedule) == []
+
+
+@pytest.mark.slow
+def test_inference_mode_changes_nothing():
+    codes = {name: code for code, names in CODES.items() for name in names}
+    for name, call in {**WAITING, **FREE}.items():
+        with torch.inference_mode():
+            findings = found(call, "late")
+        assert [finding.code for finding in findings] == [codes[name]] * (name in codes), name

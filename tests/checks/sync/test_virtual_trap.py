@@ -263,7 +263,34 @@ def test_an_event_that_the_host_knows_to_have_passed_is_not_waited_for():
         b.event.synchronize()
 
     assert trapped(poll, "early") == []
-    assert [finding.evidence["times"] for finding in trapped(again, "early")] == [1]
+    for schedule in SCHEDULES:
+        assert [finding.evidence["times"] for finding in trapped(again, schedule)] == [1]
+
+
+def recorded(stream):
+    event = torch.cuda.Event()
+    event.record(stream)
+    return event
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_an_event_before_what_the_host_has_waited_for_is_over(schedule):
+    with sync_trap(schedule=schedule) as trap:
+        b, side = Bench(), torch.cuda.Stream()
+        forked, slot = recorded(side), recorded(b.stream)
+        b.x.add_(1)
+        side.wait_stream(b.stream)
+        downloaded = recorded(side)
+        later = recorded(b.stream)
+        downloaded.synchronize()  # outside of the hot path
+        with hot_path("safe"):
+            slot.synchronize()
+            forked.synchronize()
+        with hot_path("late"):
+            b.x.add_(1)
+            later.synchronize()
+    (finding,) = trap.watch.findings
+    assert (finding.code, finding.evidence["hot path"], finding.evidence["times"]) == ("MRV104", "late", 1)
 
 
 def test_a_wait_in_a_capture_is_the_captures_finding():
@@ -351,6 +378,7 @@ def test_an_operator_that_nobody_thought_of_has_the_rule_of_its_kind():
         (torch.ops.aten.nonzero.default, "aten::nonzero"),
         (torch.ops.aten.nonzero, "aten::nonzero"),
         (torch.save, "torch.save"),
+        (torch.testing.assert_close, "torch.testing.assert_close"),
         (torch.nn.functional.gumbel_softmax, "torch.nn.functional.gumbel_softmax"),
         (torch._jit_internal._overload, None),
         (None, None),
