@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 from mrv2.checks.findings import JSON, RunVerdict
+from mrv2.checks.report.identity import identity
 from mrv2.ci.report import console as screen
-from mrv2.ci.report.identity import identity
 from mrv2.ci.report.json_report import Report, check_destination, read_report, write_report
 from mrv2.ci.report.outcome import ReportedFinding
 from mrv2.ci.report.problem import InputError

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mrv2.checks.codes import CODES, UnknownCodeError
 from mrv2.checks.findings import RunVerdict
-from mrv2.ci.report.baseline import Baseline
+from mrv2.checks.report.baseline import Baseline
 from mrv2.ci.report.outcome import ReportedFinding, RunOutcome, StageOutcome, judge
 from mrv2.ci.stages.base import Budget, Stage, StageResult
 from mrv2.fuzz.targets.protocols import RunnerTarget

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mrv2.checks.findings import JSON, RunVerdict, combine, verdict_of
+from mrv2.checks.report.baseline import Baseline, read_baseline
+from mrv2.checks.report.identity import identity, title_of
 from mrv2.ci.report import console as screen
-from mrv2.ci.report.baseline import Baseline, read_baseline
 from mrv2.ci.report.github import workflow_command
-from mrv2.ci.report.identity import identity, title_of
 from mrv2.ci.report.json_report import Report, check_destination, write_report
 from mrv2.ci.report.outcome import ReportedFinding
 from mrv2.ci.report.sarif import sarif

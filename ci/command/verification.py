@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 
 from mrv2.checks.findings import JSON
+from mrv2.checks.report.baseline import Baseline, read_baseline
 from mrv2.ci.report import console as screen
-from mrv2.ci.report.baseline import Baseline, read_baseline
 from mrv2.ci.report.json_report import Report, check_destination, run_coverage, run_metrics, write_report
 from mrv2.ci.report.outcome import RunOutcome
 from mrv2.ci.report.problem import InputError

@@ -1,1 +1,1 @@
-"""Renderers of findings and verdicts: console, JSON, and the baseline of accepted findings."""
+"""Renderers of findings and verdicts: console, JSON, SARIF, workflow commands."""

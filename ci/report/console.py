@@ -16,16 +16,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mrv2.checks.findings import Finding, RunVerdict, Site
+from mrv2.checks.findings import RunVerdict
+from mrv2.checks.report.text import count as count  # the commands count things with it, too
+from mrv2.checks.report.text import details, headline, printable
 
-from .identity import identity, title_of
 from .outcome import ReportedFinding, RunOutcome, StageOutcome
-from .plain import as_text, plain_object
 from .problem import FourParts
 
 IN_FULL = 5
-_SITES = 3
-_EVIDENCE = 400
 _PIPE_WIDTH = 120
 _STYLE = {
     RunVerdict.PASS: "bold green",
@@ -60,7 +58,7 @@ def make_console(stream: IO[str]) -> Console:
 
 def safe(text: str, stream: IO[str]) -> str:
     """``text`` with control characters escaped, and whatever the stream's encoding lacks."""
-    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    shown = printable(text)
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return shown.encode(encoding, "backslashreplace").decode(encoding)
 
@@ -68,11 +66,6 @@ def safe(text: str, stream: IO[str]) -> str:
 def line(console: Console, text: str, style: str = "") -> None:
     """One line, never wrapped, so that it can be searched for and pasted."""
     console.print(Text(safe(text, console.file), style=style), soft_wrap=True)
-
-
-def count(number: int, thing: str) -> str:
-    """A number of things, e.g. ``"1 stage"``, ``"2 stages"``."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def table(console: Console, headers: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
@@ -157,37 +150,7 @@ def _each_code_first(findings: Sequence[ReportedFinding]) -> list[ReportedFindin
 
 def print_finding(console: Console, entry: ReportedFinding) -> None:
     """One finding: code, title, where, evidence, remedy."""
-    finding = entry.finding
-    style = "bold red" if finding.verdict.value == "violation" else "bold yellow"
-    line(console, f"{finding.code} {title_of(finding)} [{finding.verdict.value}, {finding.soundness.value}]", style)
-    for label, text in _details(entry):
+    style = "bold red" if entry.finding.verdict.value == "violation" else "bold yellow"
+    line(console, headline(entry.finding), style)
+    for label, text in details(entry.finding, entry.stage):
         line(console, f"  {label:<10} {text}")
-
-
-def _details(entry: ReportedFinding) -> Iterable[tuple[str, str]]:
-    """The labelled lines under a finding's title; empty ones are left out."""
-    finding = entry.finding
-    step = "" if finding.step is None else f"step {finding.step}"
-    rows = [
-        ("stage", ", ".join(part for part in (entry.stage or "", step) if part)),
-        *(("place", place) for place in _places(finding.where)),
-        *(("against", place) for place in _places(finding.other)),
-        *(("allocated", place) for place in _places(finding.allocation)),
-        ("evidence", _evidence(finding)),
-        ("remedy", as_text(finding.remedy)),
-        ("replay", as_text(finding.replay or "")),
-        ("more", f"mrv2 explain {finding.code}; fingerprint {identity(finding)}"),
-    ]
-    return [(label, text) for label, text in rows if text]
-
-
-def _places(sites: Sequence[Site]) -> list[str]:
-    """The innermost frames of a stack."""
-    shown = [f"{site.file}:{site.line} in {site.function}" for site in sites[:_SITES]]
-    return shown + ([f"... {count(len(sites) - _SITES, 'more frame')}"] if len(sites) > _SITES else [])
-
-
-def _evidence(finding: Finding) -> str:
-    """The measured values on one line, cut where it gets long."""
-    text = ", ".join(f"{key}={value}" for key, value in plain_object(finding.evidence).items())
-    return text if len(text) <= _EVIDENCE else f"{text[:_EVIDENCE]}... (all of it in --json FILE)"

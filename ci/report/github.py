@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mrv2.checks.findings import Verdict
+from mrv2.checks.report.identity import title_of
+from mrv2.checks.report.plain import as_text
 
-from .identity import title_of
 from .outcome import ReportedFinding
-from .plain import as_text
 
 _COMMANDS = {Verdict.VIOLATION: "error", Verdict.SUSPECT: "warning"}
 

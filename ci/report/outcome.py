@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mrv2.checks.findings import Finding, RunVerdict, combine, verdict_of
-
-from .identity import identity
+from mrv2.checks.report.identity import identity
 
 if TYPE_CHECKING:  # the contracts of stages import NumPy, and doctor must work without it
     from mrv2.ci.stages.base import StageResult

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mrv2.checks.errors import CheckError
+
 PARTS = ("subject", "rule", "reason", "remedy")
 
 
@@ -17,22 +19,8 @@ class FourParts:
     remedy: str
 
 
-class InputError(Exception):
-    """The user's input cannot be used; nothing was changed. Exit code 2, no traceback.
-
-    Args:
-        subject: the object concerned, e.g. ``"--json out/report.json"``.
-        rule: the rule it breaks.
-        reason: why the rule exists.
-        remedy: what to write instead.
-    """
-
-    def __init__(self, subject: str, rule: str, reason: str, remedy: str) -> None:
-        super().__init__(f"{subject}: {rule}. Why: {reason}. Instead: {remedy}.")
-        self.subject = subject
-        self.rule = rule
-        self.reason = reason
-        self.remedy = remedy
+class InputError(CheckError):
+    """The user's input cannot be used; nothing was changed. Exit code 2, no traceback."""
 
 
 def four_parts(error: BaseException) -> FourParts | None:

@@ -7,10 +7,10 @@ from typing import Any
 
 from mrv2.checks.codes import CODES
 from mrv2.checks.findings import Finding, Site, Verdict
+from mrv2.checks.report.identity import identity, title_of
+from mrv2.checks.report.plain import as_text, plain_object
 
-from .identity import identity, title_of
 from .outcome import ReportedFinding
-from .plain import as_text, plain_object
 
 VERSION = "2.1.0"
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

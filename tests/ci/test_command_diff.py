@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mrv2.checks.findings import Finding, RunVerdict, Site, Soundness, Verdict
+from mrv2.checks.report.identity import identity
 from mrv2.ci.command.app import app
 from mrv2.ci.command.environment import describe
-from mrv2.ci.report.identity import identity
 from mrv2.ci.report.json_report import Report, read_report, write_report
 from mrv2.ci.report.outcome import ReportedFinding
 

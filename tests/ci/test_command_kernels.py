@@ -7,11 +7,11 @@ import triton.language as tl
 from triton import knobs
 
 from mrv2.checks.findings import RunVerdict
+from mrv2.checks.report.baseline import Baseline
 from mrv2.ci.command.execution import Execution
 from mrv2.ci.command.kernels import compiled_kernels, with_findings
 from mrv2.ci.command.progress import Display
 from mrv2.ci.command.shared import notes
-from mrv2.ci.report.baseline import Baseline
 from mrv2.ci.stages.base import Budget, StageResult
 from mrv2.fuzz.targets.reference import ReferenceTarget
 

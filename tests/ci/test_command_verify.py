@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mrv2.checks.findings import Finding, RunVerdict, Soundness, Verdict
+from mrv2.checks.report.identity import identity
 from mrv2.ci.command.app import app
-from mrv2.ci.report.identity import identity
 from mrv2.ci.report.json_report import read_report, report_schema
 from mrv2.ci.stages import catalog
 from mrv2.ci.stages.base import Budget, Progress, StageResult

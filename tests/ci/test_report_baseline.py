@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from mrv2.checks.errors import CheckError
 from mrv2.checks.findings import Finding, RunVerdict, Soundness, Verdict
-from mrv2.ci.report.baseline import Baseline, read_baseline
-from mrv2.ci.report.identity import identity
+from mrv2.checks.report.baseline import Baseline, read_baseline
+from mrv2.checks.report.identity import identity
 from mrv2.ci.report.outcome import ReportedFinding, RunOutcome, StageOutcome, judge
-from mrv2.ci.report.problem import InputError
 from mrv2.ci.stages.base import StageResult
 
 
@@ -126,7 +126,7 @@ BAD_ENTRIES: list[object] = [
 
 @pytest.mark.parametrize("accepted", BAD_ENTRIES)
 def test_malformed_entries_are_four_part_errors(accepted: object, tmp_path: Path) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(CheckError) as caught:
         read_baseline(write(tmp_path / "b.json", accepted))
     assert "--baseline" in caught.value.subject
     assert caught.value.rule and caught.value.reason and caught.value.remedy
@@ -148,24 +148,24 @@ MALFORMED = [
 def test_malformed_files_are_four_part_errors(content: str, tmp_path: Path) -> None:
     path = tmp_path / "b.json"
     path.write_text(content)
-    with pytest.raises(InputError):
+    with pytest.raises(CheckError):
         read_baseline(path)
 
 
 def test_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(CheckError, match="No such file"):
         read_baseline(tmp_path / "absent.json")
 
 
 def test_a_pipe_and_a_device_are_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/null"), Path("/dev/zero")):
-        with pytest.raises(InputError, match="a pipe, a socket or a device"):
+        with pytest.raises(CheckError, match="a pipe, a socket or a device"):
             read_baseline(path)
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b"], ids=["long", "null"])
 def test_a_name_that_no_file_has_is_an_error(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(CheckError) as caught:
         read_baseline(tmp_path / name)
     assert caught.value.rule and caught.value.reason and caught.value.remedy

@@ -145,7 +145,7 @@ def test_characters_that_the_encoding_lacks_are_escaped() -> None:
 
 def test_long_evidence_is_cut() -> None:
     text = printed(run_of(finding(evidence={"values": list(range(1000))})))
-    assert "(all of it in --json FILE)" in text
+    assert "(all of it in a JSON report)" in text
     assert " 999]" not in text
 
 

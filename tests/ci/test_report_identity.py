@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mrv2.checks.findings import Finding, Site, Soundness, Verdict
-from mrv2.ci.report.identity import identity
-from mrv2.ci.report.plain import plain
+from mrv2.checks.report.identity import identity
+from mrv2.checks.report.plain import plain
 
 PLACED = Finding("MRV304", Verdict.VIOLATION, Soundness.SOUND, "positions differ", where=(Site("f.py", 1, "g"),))
 TOKEN = Finding(

@@ -11,10 +11,12 @@ import jsonschema
 import numpy as np
 import pytest
 
+from mrv2.checks.errors import CheckError
 from mrv2.checks.findings import Finding, RunVerdict, Site, Soundness, Verdict
+from mrv2.checks.report.identity import identity
+from mrv2.checks.report.plain import DEEPEST, plain
 from mrv2.ci.command.environment import describe
 from mrv2.ci.report.console import make_console, print_finding
-from mrv2.ci.report.identity import identity
 from mrv2.ci.report.json_report import (
     Report,
     check_destination,
@@ -26,7 +28,6 @@ from mrv2.ci.report.json_report import (
     write_report,
 )
 from mrv2.ci.report.outcome import ReportedFinding, RunOutcome, StageOutcome
-from mrv2.ci.report.plain import DEEPEST, plain
 from mrv2.ci.report.problem import InputError
 from mrv2.ci.stages.base import StageResult
 
@@ -141,7 +142,7 @@ def test_schema_rejects_mutated_reports(path: tuple[Any, ...], value: Any, tmp_p
     assert first_fault(content) is not None
     file = tmp_path / "mutated.json"
     file.write_text(json.dumps(content))
-    with pytest.raises(InputError):
+    with pytest.raises(CheckError):
         read_report(file)
 
 
@@ -278,7 +279,7 @@ def assert_is_read_back(finding: Finding, tmp_path: Path) -> None:
 def test_malformed_report_is_a_four_part_error(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_bytes(content)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(CheckError) as caught:
         read_report(path)
     error = caught.value
     assert str(path) in error.subject
@@ -288,14 +289,14 @@ def test_malformed_report_is_a_four_part_error(content: bytes, tmp_path: Path) -
 def test_other_version_is_named(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text(json.dumps({**full_report().as_json(), "schema": 2}))
-    with pytest.raises(InputError, match=r"schema version must be 1, and it is 2"):
+    with pytest.raises(CheckError, match=r"schema version must be 1, and it is 2"):
         read_report(path)
 
 
 def test_missing_report_and_folder_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(CheckError, match="No such file"):
         read_report(tmp_path / "absent.json")
-    with pytest.raises(InputError, match="directory"):
+    with pytest.raises(CheckError, match="directory"):
         read_report(tmp_path)
 
 
@@ -340,7 +341,7 @@ def test_destination_is_refused_before_the_run(name: str, tmp_path: Path) -> Non
     (tmp_path / "folder").mkdir()
     (tmp_path / "loop").symlink_to("loop")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(CheckError) as caught:
         check_destination(tmp_path / name)
     assert name in caught.value.subject
     assert sorted(tmp_path.rglob("*")) == before

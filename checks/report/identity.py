@@ -6,8 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-from mrv2.checks.findings import Finding
-
+from ..findings import Finding
 from .plain import NOT_FINITE, as_text, plain
 
 
