@@ -181,7 +181,8 @@ def hinted(name: str, of: Value) -> Value:
 
 def _placed(atom: Atom, place: Place) -> Atom:
     if isinstance(atom, Tensor) and atom.place is Place.UNKNOWN:
-        return replace(atom, place=place, sure=Sure.LIKELY)
+        # That it is on the host, a name says; whether it is pinned there, it does not.
+        return replace(atom, place=place, sure=Sure.POSSIBLE if place is Place.PAGEABLE else Sure.LIKELY)
     return atom
 
 

@@ -34,7 +34,6 @@ from .values import (
     elements,
     items_of,
     join,
-    on_device,
     value,
 )
 
@@ -121,18 +120,20 @@ def call_value(frame: Frame, callee: Value, arguments: Arguments, node: ast.AST 
     found = [frame.search.invoke(target, arguments, frame, single) for target in functions[:MOST_CALLEES]]
     before = frame.branches
     frame.branches += not single
-    found += [_call_atom(frame, atom, arguments, node) for atom in callee if not isinstance(atom, Function)]
+    owners = join(*(atom.owner for atom in callee if isinstance(atom, Method)))
+    found += [_call_atom(frame, atom, owners, arguments, node) for atom in callee if not isinstance(atom, Function)]
     frame.branches = before
     return join(*found) if found else UNKNOWN
 
 
-def _call_atom(frame: Frame, atom: Atom, arguments: Arguments, node: ast.AST | None) -> Value:
+def _call_atom(frame: Frame, atom: Atom, owners: Value, arguments: Arguments, node: ast.AST | None) -> Value:
+    """One of the things that a callee can be; ``owners`` are all that a method's receiver can be."""
     if isinstance(atom, ClassRef):
         return instantiate(frame, atom, arguments)
     if isinstance(atom, Instance):
         return _call_object(frame, atom, arguments, node)
     if isinstance(atom, Method) and isinstance(node, ast.Call):
-        return _call_method(frame, atom, arguments, node)
+        return _call_method(frame, atom, owners, arguments, node)
     if isinstance(atom, Name) and isinstance(node, ast.Call):
         return outside.call(frame, atom.dotted, arguments, node)
     if isinstance(atom, Outside) and atom.cls.startswith(facts.LAYERS):
@@ -190,10 +191,10 @@ def _fields(frame: Frame, cls: ClassInfo, arguments: Arguments) -> list[tuple[st
 # ---- methods of values that are not analysed
 
 
-def _call_method(frame: Frame, atom: Method, arguments: Arguments, node: ast.Call) -> Value:
+def _call_method(frame: Frame, atom: Method, owners: Value, arguments: Arguments, node: ast.Call) -> Value:
     owner = next(iter(atom.owner))
     if isinstance(owner, Tensor):
-        return tensor_calls.method(frame, owner, _sure(frame, node, owner), atom.name, arguments, node)
+        return tensor_calls.method(frame, owner, owners, atom.name, arguments, node)
     if isinstance(owner, Items):
         return _container_method(frame, owner, atom.name, arguments, node)
     if isinstance(owner, Outside):
@@ -203,18 +204,6 @@ def _call_method(frame: Frame, atom: Method, arguments: Arguments, node: ast.Cal
     if isinstance(owner, Host) and owner.kind == "text" and atom.name == "format":
         _formats_all(frame, node, arguments)
     return _of_host_method(owner, atom.name)
-
-
-def _sure(frame: Frame, node: ast.Call, owner: Tensor) -> Sure | None:
-    """How sure it is that the receiver is on the device, with all that it can be."""
-    from .expressions import evaluate
-
-    if not isinstance(node.func, ast.Attribute):
-        return on_device(value(owner))
-    if isinstance(node.func.value, ast.Call | ast.Subscript):
-        return on_device(value(owner))
-    whole = evaluate(frame, node.func.value)
-    return on_device(whole) if owner.place in {Place.DEVICE, Place.UNKNOWN} else on_device(value(owner))
 
 
 def _of_host_method(owner: Atom, name: str) -> Value:

@@ -31,21 +31,22 @@ from .values import (
 )
 
 
-def method(frame: Frame, owner: Tensor, sure: Sure | None, name: str, arguments: Arguments, node: ast.Call) -> Value:
+def method(frame: Frame, owner: Tensor, owners: Value, name: str, arguments: Arguments, node: ast.Call) -> Value:
     """What a method of a tensor gives.
 
     Args:
         frame: where.
         owner: the tensor.
-        sure: how sure it is that it is on the device; ``None`` if it is not.
+        owners: all that it can be.
         name: the method.
         arguments: its arguments.
         node: the call.
     """
+    sure = on_device(owners) if owner.place in {Place.DEVICE, Place.UNKNOWN} else None
     if owner.buffer is not None and (name in facts.WRITES or (name.endswith("_") and not name.endswith("__"))):
         frame.effect("write", owner.buffer, node)
     if name in {"to", "cuda", "cpu"}:
-        return _moved(frame, owner, sure, name, arguments, node)
+        return _moved(frame, owner, owners, name, arguments, node)
     if name in {"copy_", "__setitem__"}:
         return _copied(frame, owner, sure, arguments, node)
     if name in facts.PULLS:
@@ -141,8 +142,9 @@ def _target(frame: Frame, owner: Tensor, name: str, arguments: Arguments, node: 
     return None
 
 
-def _moved(frame: Frame, owner: Tensor, sure: Sure | None, name: str, arguments: Arguments, node: ast.Call) -> Value:
+def _moved(frame: Frame, owner: Tensor, owners: Value, name: str, arguments: Arguments, node: ast.Call) -> Value:
     """``to``, ``cuda`` and ``cpu``."""
+    sure = on_device(owners) if owner.place in {Place.DEVICE, Place.UNKNOWN} else None
     target = _target(frame, owner, name, arguments, node)
     position = 2 if name == "to" else 1
     free = _is_true(arguments.get(position, "non_blocking"))
@@ -150,7 +152,8 @@ def _moved(frame: Frame, owner: Tensor, sure: Sure | None, name: str, arguments:
         return value(replace(owner, buffer=None) if owner.place is not Place.PINNED else _converted(owner, arguments))
     to_device = target.place is Place.DEVICE
     if to_device and owner.place in {Place.PINNED, Place.PAGEABLE}:
-        judge_upload(frame, value(owner), free, min(target.sure, owner.sure), node)
+        sources = frozenset(tensor for tensor in tensors(owners) if tensor.place is not Place.DEVICE)
+        judge_upload(frame, sources, free, min(target.sure, owner.sure), node)
         return value(Tensor(Place.DEVICE, target.sure, owner.mask))
     if to_device:
         return value(Tensor(Place.DEVICE, max(target.sure, owner.sure) if sure else target.sure, owner.mask))
@@ -172,7 +175,7 @@ def judge_upload(frame: Frame, source: Value, free: bool | None, sure: Sure, nod
     for tensor in tensors(source):
         if tensor.buffer is not None and free is not False:
             frame.effect("upload", tensor.buffer, node)
-    pageable = any(tensor.place is Place.PAGEABLE for tensor in tensors(source))
+    pageable = any(tensor.place is Place.PAGEABLE and tensor.sure > Sure.POSSIBLE for tensor in tensors(source))
     pinned = any(tensor.place is Place.PINNED for tensor in tensors(source))
     if free is False:
         frame.report("upload_blocking", node, sure)

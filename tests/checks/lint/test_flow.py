@@ -312,6 +312,19 @@ class Runner:
     def step(self):
         return self.mine.collect()
 """,
+    "a name says host, but not whether it is pinned": """
+class Runner:
+    def step(self, ids_cpu: torch.Tensor):
+        return ids_cpu.to("cuda", non_blocking=True)
+""",
+    "pinned where that is possible": """
+class Runner:
+    def step(self, pin: bool):
+        ids = torch.zeros(3)
+        if pin:
+            ids = ids.pin_memory()
+        return ids.to("cuda", non_blocking=True)
+""",
     "flag of another platform": """
 from elsewhere import is_hip
 _is_hip = is_hip()
