@@ -177,9 +177,11 @@ CAPTURE_CALLS: dict[CaptureCall, InCapture] = {
 #: Capture mode -> whether a wait in *another* thread is fatal, too. One for the whole device is fatal in every mode.
 CAPTURE_MODES: dict[str, bool] = {"global": True, "thread_local": False, "relaxed": False}
 
-#: Operators that wait for the device though their output shape is known; found by parking a kernel in front, and the
-#: last by its source: it reads the error codes of linear algebra, to raise them.
-WAITING_OPERATORS = frozenset({"aten::histc", "aten::_linalg_check_errors"})
+#: Operators that wait for the device though their output shape is known; found by parking a kernel in front, and those
+#: of linear algebra by their source: they read error codes, to raise them.
+WAITING_OPERATORS = frozenset(
+    {"aten::histc", "aten::_linalg_check_errors", "aten::_linalg_eigh", "aten::_linalg_svd", "aten::linalg_eig"}
+)
 #: Operators that torch tags as depending on data, but which do not wait.
 NOT_WAITING_OPERATORS = frozenset({"aten::nonzero_static", "aten::multinomial"})
 

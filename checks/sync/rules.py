@@ -136,6 +136,8 @@ _ROWS: tuple[tuple[WaitKind, str, Rule], ...] = (
     (WaitKind.INSIDE, "inv inverse", Rule("MRV109", "torch.linalg.inv", "torch.linalg.inv_ex, which does not check")),
     (WaitKind.INSIDE, "solve", Rule("MRV109", "torch.linalg.solve", "torch.linalg.solve_ex, which does not check")),
     (WaitKind.INSIDE, "cholesky", Rule("MRV109", "torch.linalg.cholesky", "torch.linalg.cholesky_ex")),
+    (WaitKind.INSIDE, "_linalg_eigh eigh eigvalsh _linalg_svd svd svdvals linalg_eig eig eigvals pinv matrix_rank",
+     Rule("MRV109", "a decomposition of torch.linalg", "none that does not check: move it out of the hot path")),
     (WaitKind.INSIDE, "_linalg_check_errors",
      Rule("MRV109", "a function of torch.linalg that checks for errors", "its form that ends in _ex")),
     (WaitKind.UPLOAD, "index __getitem__",

@@ -136,7 +136,7 @@ def _tensor(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str
         dtype = kwargs.get("dtype")
         copy = runtime.copies.to(source.detach(), (device or DEVICE,), {"dtype": dtype, "copy": True})
         return copy.requires_grad_(kwargs.get("requires_grad", False))
-    made = func(*args, **kwargs)
+    made = func(_on_host(source), **{name: value for name, value in kwargs.items() if name != "data"})
     return _placed(runtime, made, device, pin)
 
 
@@ -163,7 +163,20 @@ def _as_tensor(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[
         return _to(runtime, Tensor.to, (source, target), flags)
     if needs_device(device) and hasattr(source, "__cuda_array_interface__"):
         return runtime.copies.view_of_pinned(source)
-    return _placed(runtime, func(*args, **kwargs), device, pin=False)
+    kwargs = {name: value for name, value in kwargs.items() if name not in ("data", "obj")}
+    return _placed(runtime, func(_on_host(source), *args[1:], **kwargs), device, pin=False)
+
+
+def _on_host(data: Any) -> Any:
+    """Nested lists with tensors of the device in them: C++ would read those at once, past every mode."""
+    if type(data) is DeviceTensor:
+        return data.detach().cpu()
+    if type(data) not in (list, tuple) or not any(type(item) in _HOLDERS for item in data):
+        return data
+    return [_on_host(item) for item in data]
+
+
+_HOLDERS = frozenset({DeviceTensor, list, tuple})
 
 
 @_handles(Tensor.untyped_storage)

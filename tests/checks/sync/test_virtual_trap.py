@@ -79,6 +79,8 @@ WAITS = {
     "pickle": ("MRV101", lambda b: pickle.dumps(b.x)),
     "bytes of the storage": ("MRV101", lambda b: b.x.untyped_storage().tolist()),
     "module to the host": ("MRV101", lambda b: torch.nn.Linear(2, 2, device="cuda").cpu()),
+    "list of device numbers": ("MRV101", lambda b: torch.tensor([b.number, b.number])),
+    "nested list on the device": ("MRV101", lambda b: torch.as_tensor([[1.0, b.number]], device="cuda")),
     "while": ("MRV101", lambda b: [1 for _ in range(2) if b.mask.all()]),
     "new_tensor": ("MRV102", lambda b: b.x.new_tensor([1.0])),
     "list index": ("MRV102", lambda b: b.x[[1, 2]]),
@@ -105,6 +107,8 @@ WAITS = {
     "empty_host_cache": ("MRV106", lambda b: (setattr(b, "wide", None), torch.accelerator.empty_host_cache())),
     "accelerator.empty_cache": ("MRV106", lambda b: (setattr(b, "square", None), torch.accelerator.empty_cache())),
     "cholesky": ("MRV109", lambda b: torch.linalg.cholesky(b.square)),
+    "eigh": ("MRV109", lambda b: torch.linalg.eigh(b.square)),
+    "svd": ("MRV109", lambda b: torch.linalg.svd(b.square)),
     "inverse": ("MRV109", lambda b: b.square.inverse()),
     "operator of an extension": ("MRV109", lambda b: torch.ops.mrv2_trap.waits(b.x)),
 }

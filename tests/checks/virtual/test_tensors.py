@@ -208,3 +208,11 @@ def test_program_of_many_operators_is_the_same_as_on_the_host(schedule):
     with virtual_device(schedule) as device:
         assert torch.equal(program("cuda"), expected)
         assert device.findings == []
+
+
+def test_tensors_made_from_lists_of_device_numbers(vd):
+    x, i = torch.arange(3.0, device="cuda") * 2, torch.arange(3, device="cuda", dtype=torch.int32) + 1
+    made = torch.tensor([x[1], x[2]]), torch.as_tensor([(i[0], i[1])], device="cuda"), i.new_tensor([i[2], 7])
+    assert [part.tolist() for part in made] == [[2.0, 4.0], [[1, 2]], [3, 7]]
+    assert [part.dtype for part in made] == [torch.float32, torch.int32, torch.int32]
+    assert [part.device.type for part in made] == ["cpu", "cuda", "cuda"] and vd.findings == []
