@@ -182,6 +182,11 @@ CAPTURE_MODES: dict[str, bool] = {"global": True, "thread_local": False, "relaxe
 WAITING_OPERATORS = frozenset(
     {"aten::histc", "aten::_linalg_check_errors", "aten::_linalg_eigh", "aten::_linalg_svd", "aten::linalg_eig"}
 )
+#: Operators that read a number out of a 0-dim tensor inside, by their source, and the positions of such arguments.
+NUMBER_ARGUMENTS: dict[str, tuple[int, ...]] = {
+    "aten::linspace": (0, 1), "aten::logspace": (0, 1), "aten::masked_fill": (2,), "aten::masked_fill_": (2,),
+    "aten::index_fill": (3,), "aten::index_fill_": (3,),
+}  # fmt: skip
 #: Operators that torch tags as depending on data, but which do not wait.
 NOT_WAITING_OPERATORS = frozenset({"aten::nonzero_static", "aten::multinomial"})
 

@@ -147,6 +147,13 @@ class Call:
         count = sum(index is not None for index in self.args[1])
         return any(type(index) is not DeviceTensor for index in self.tensors[1 : 1 + count])
 
+    def on_device_at(self, position: int) -> bool:
+        """Whether a positional argument is a tensor of the device."""
+        value = self.args[position] if position < len(self.args) else None
+        return any(
+            raw is value and type(tensor) is DeviceTensor for tensor, raw in zip(self.tensors, self.plain, strict=True)
+        )
+
     def indexing_waits(self) -> tuple[WaitKind | None, int | None]:
         """Indexing, by the rows of the table of synchronous calls: masks and host indices wait, so do host values.
 

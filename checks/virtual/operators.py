@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from ..events import OperationKind
-from ..semantics import CAPTURE_CALLS, NOT_WAITING_OPERATORS, WAITING_OPERATORS, CaptureCall, isin_waits
+from ..semantics import (
+    CAPTURE_CALLS,
+    NOT_WAITING_OPERATORS,
+    NUMBER_ARGUMENTS,
+    WAITING_OPERATORS,
+    CaptureCall,
+    isin_waits,
+)
 from ..sync.waits import WaitKind
 from .calls import INDEXING, Call, Ranges, Recipe, Touched, kernel, kernel_aside, kernel_now, ranges_of
 from .custom import DeclaredCalls
@@ -152,6 +159,8 @@ class Operators:
             return _FREE
         if name == "aten::isin" and len(call.plain) == 2:
             return _INSIDE if isin_waits(call.plain[0].numel(), call.plain[1].numel()) else _FREE
+        if name in NUMBER_ARGUMENTS and any(map(call.on_device_at, NUMBER_ARGUMENTS[name])):
+            return _VALUE
         if operator.waits and name not in NOT_WAITING_OPERATORS:
             return _SHAPE if operator.shape_from_data else _VALUE
         return _INSIDE if name in WAITING_OPERATORS else _FREE
