@@ -10,6 +10,7 @@ from .errors import ConfigurationError
 
 SUPPORTED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NULL_BLOCK = 0
+ATTENTION_BACKENDS = ("torch", "triton")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class RunnerConfig:
         num_kv_blocks: KV blocks in the pool, the null block (block 0, never handed out) included.
         device: ``"cpu"`` or ``"cuda"`` (with an index, if wanted).
         dtype: of weights, activations and KV cache; logits are always float32.
+        attention: ``"torch"``, the reference, one request after another; or ``"triton"``, two launches a layer.
         pad_to: pad the batch to a multiple of this many tokens and requests, as captured graphs need; padding
             never changes output.
         poison: fill freed rows, unused KV blocks and padding lanes with values that would show in the output if
@@ -40,6 +42,7 @@ class RunnerConfig:
     num_kv_blocks: int = 129
     device: str = "cpu"
     dtype: str = "float32"
+    attention: str = "torch"
     pad_to: int = 1
     poison: bool = False
 
@@ -48,6 +51,7 @@ class RunnerConfig:
             self._check_type(field.name, str(field.type))
         self._check_dtype()
         self._check_device()
+        self._check_attention()
         self._check_pool()
 
     @property
@@ -100,6 +104,15 @@ class RunnerConfig:
                 "this process sees no CUDA device",
                 "torch was built without CUDA, or the driver is missing",
                 "device='cpu', which runs the same code with interpreted kernels",
+            )
+
+    def _check_attention(self) -> None:
+        if self.attention not in ATTENTION_BACKENDS:
+            raise ConfigurationError(
+                f"RunnerConfig.attention={self.attention!r}",
+                f"it must be one of {', '.join(map(repr, ATTENTION_BACKENDS))}",
+                "another backend would be a silent replacement for the one that was asked for",
+                "attention='torch', the reference, or attention='triton', which launches two kernels a layer",
             )
 
     def _check_pool(self) -> None:

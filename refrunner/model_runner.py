@@ -19,6 +19,7 @@ from .api import Handle, InvariantViolation, Step
 from .async_output import AsyncOutput, EmptyOutput
 from .attention.interface import AttentionBackend
 from .attention.torch_reference import TorchReferenceAttention
+from .attention.triton_paged import TritonPagedAttention
 from .config import RunnerConfig
 from .device import Device
 from .errors import ConfigurationError, StepError
@@ -61,7 +62,8 @@ class ModelRunner:
         with allocating(config, model):
             self._states = RequestStates(config, self._device, model.vocab_size)
             self._builder = InputBatchBuilder(config, self._device, model.vocab_size)
-            self._attention: AttentionBackend = TorchReferenceAttention(config, model, self._device)
+            backend = TritonPagedAttention if config.attention == "triton" else TorchReferenceAttention
+            self._attention: AttentionBackend = backend(config, model, self._device)
         self._ring = PinnedRing(self._device)
         # The host's own count of computed tokens. It is right as long as every scheduled token counts.
         self._computed: dict[str, int] = {}

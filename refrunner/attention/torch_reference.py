@@ -10,27 +10,17 @@ from ..config import NULL_BLOCK, RunnerConfig
 from ..device import Device
 from ..input_batch import InputBatch
 from ..models.config import LlamaConfig
+from .paged_cache import PagedCache
 
 
-class TorchReferenceAttention:
-    """Attention backend without custom kernels.
-
-    Attributes:
-        cache: [layers, 2 (key, value), blocks * block_size, kv_heads, head_dim] on the device, dtype of the model.
-            Written by ``forward`` on the main stream. Block b owns the slots from b * block_size on.
-    """
+class TorchReferenceAttention(PagedCache):
+    """Attention backend without custom kernels."""
 
     def __init__(self, config: RunnerConfig, model: LlamaConfig, device: Device) -> None:
-        self._block_size = config.block_size
-        slots = config.num_kv_blocks * config.block_size
-        shape = (model.num_layers, 2, slots, model.num_kv_heads, model.head_dim)
-        self.cache = torch.zeros(shape, dtype=config.torch_dtype, device=device.torch_device)
-        self._scale = model.head_dim**-0.5
+        super().__init__(config, model, device)
         self._batch: InputBatch | None = None
         self._slots: Tensor | None = None
         self._context_slots: list[Tensor] = []
-        if config.poison:
-            self.cache[:, :, (NULL_BLOCK + 1) * config.block_size :].fill_(float("nan"))
 
     def begin(self, batch: InputBatch) -> None:
         """Turn block tables into slot lists, once for all layers."""
@@ -70,8 +60,3 @@ class TorchReferenceAttention:
             enable_gqa=True,
         )
         return attended[0].transpose(0, 1)
-
-    def poison_blocks(self, blocks: list[int]) -> None:
-        """Fill freed blocks with NaN; enqueued on the main stream."""
-        for block in blocks:
-            self.cache[:, :, block * self._block_size : (block + 1) * self._block_size].fill_(float("nan"))

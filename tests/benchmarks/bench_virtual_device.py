@@ -15,6 +15,7 @@ import torch
 from mrv2.checks.events import EventSink
 from mrv2.checks.virtual import virtual_device
 from mrv2.refrunner.api import SamplingParams
+from mrv2.refrunner.config import ATTENTION_BACKENDS
 from mrv2.refrunner.engine import Engine, default_config
 from mrv2.refrunner.models.tiny import tiny_checkpoint
 
@@ -67,13 +68,13 @@ def line(title: str, found: dict[str, float]) -> None:
     print(f"{title:32s}" + "".join(f"{name} {value:6.1f}   " for name, value in found.items()))
 
 
-def decode(schedule: str) -> tuple[float, float]:
+def decode(schedule: str, attention: str) -> tuple[float, float]:
     """Steps per second and operations per step of a greedy decode of four requests on the tiny model."""
     checkpoint = tiny_checkpoint()
     prompts = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10]]
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(virtual_device(schedule))
-        config = dataclasses.replace(default_config(checkpoint), device="cuda", max_model_len=64)
+        config = dataclasses.replace(default_config(checkpoint), device="cuda", max_model_len=64, attention=attention)
         engine = stack.enter_context(Engine(checkpoint, config))
         engine.generate(prompts, SamplingParams(max_tokens=4))
         before = device.runtime.engine.submitted
@@ -92,9 +93,11 @@ def main() -> None:
         for name, sink in (("device alone", Deaf()), ("with happens-before", None)):
             with virtual_device(schedule, sink=sink):
                 line(f"{schedule}, {name}", medians("cuda"))
-    for schedule in SCHEDULES:
-        rate, operations = decode(schedule)
-        print(f"{schedule:32s}tiny decode {rate:6.1f} steps/s, {operations:.0f} operations and marks per step")
+    for attention in ATTENTION_BACKENDS:
+        for schedule in SCHEDULES:
+            rate, operations = decode(schedule, attention)
+            title = f"{schedule}, {attention} attention"
+            print(f"{title:32s}tiny decode {rate:6.1f} steps/s, {operations:.0f} operations and marks per step")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,58 @@
+"""Paged attention in Triton: two launches a layer, whatever the batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..config import RunnerConfig
+from ..device import Device
+from ..input_batch import InputBatch
+from ..kernels.attention import attend_paged, write_keys_and_values
+from ..models.config import LlamaConfig
+from .paged_cache import PagedCache
+
+#: Keys in one turn of a program's loop.
+KEYS = 32
+
+
+class TritonPagedAttention(PagedCache):
+    """Attention backend for prefill and decode, with grouped heads.
+
+    Each program takes one token and one key head, so a long prefill reads the cache once a token: simple, and the
+    same arithmetic for a token whatever else is in the batch.
+    """
+
+    def __init__(self, config: RunnerConfig, model: LlamaConfig, device: Device) -> None:
+        super().__init__(config, model, device)
+        self._heads, self._kv_heads, self._head_dim = model.num_heads, model.num_kv_heads, model.head_dim
+        self._batch: InputBatch | None = None
+
+    def begin(self, batch: InputBatch) -> None:
+        """See :class:`AttentionBackend`."""
+        self._batch = batch
+
+    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See :class:`AttentionBackend`."""
+        assert self._batch is not None, "begin() comes before forward()"
+        batch, (keys, values) = self._batch, self.cache[layer]
+        lanes, width = query.shape[0], self._kv_heads * self._head_dim
+        write_keys_and_values[(lanes,)](
+            key, key.stride(0), value, value.stride(0), batch.slot_mapping, keys, values, keys.stride(0),
+            WIDTH=width, BLOCK=_lanes(width),
+        )  # fmt: skip
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        group = self._heads // self._kv_heads
+        attend_paged[(lanes, self._kv_heads)](
+            query, query.stride(0), keys, values, keys.stride(0), batch.block_table, batch.block_table.stride(0),
+            batch.query_start_loc, batch.positions, out, batch.num_requests, self._scale,
+            BLOCK_SIZE=self._block_size, HEADS=self._heads, GROUP=group, GROUP_LANES=_lanes(group),
+            HEAD_DIM=self._head_dim, DIM_LANES=_lanes(self._head_dim),
+            REQUEST_LANES=_lanes(batch.query_start_loc.shape[0] - 1), KEYS=KEYS,
+        )  # fmt: skip
+        return out
+
+
+def _lanes(count: int) -> int:
+    """The power of two that holds so many."""
+    return 1 << (count - 1).bit_length()
