@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import runpy
 import threading
-import warnings
 
 import pytest
 import torch
@@ -17,8 +16,7 @@ from triton.runtime.jit import JITFunction
 from mrv2.checks.codes import CODES
 from mrv2.checks.errors import CheckError
 from mrv2.checks.findings import Verdict
-from mrv2.checks.triton_cpu import DeviceAssertion, InterpretedKernel, OutOfFuel, enabled, prepared
-from mrv2.checks.triton_cpu.errors import Unsupported
+from mrv2.checks.triton_cpu import DeviceAssertion, OutOfFuel, enabled
 
 
 @triton.jit
@@ -91,6 +89,17 @@ def best_of(x_ptr, out_ptr, BLOCK: tl.constexpr):
 
 def numbers(count: int = 100) -> tuple[torch.Tensor, ...]:
     return torch.arange(count, dtype=torch.float32), torch.ones(count), torch.zeros(count)
+
+
+def fresh(kernel):
+    """A kernel that this process has not seen."""
+    return triton.jit(type(kernel.fn)(kernel.fn.__code__, kernel.fn.__globals__, kernel.fn.__name__))
+
+
+def annotated(kernel):
+    copy = fresh(kernel)
+    copy.fn.__annotations__ = kernel.fn.__annotations__
+    return triton.jit(copy.fn)
 
 
 # Launches
@@ -330,83 +339,6 @@ def test_prints(capsys):
 def test_a_program_that_waits_for_another_is_stopped():
     with enabled(), pytest.raises(OutOfFuel, match=r"kernel waits, program \(0, 0, 0\) at .*test_enable.py"):
         waits[(1,)](torch.zeros(1, dtype=torch.int32))
-
-
-# Kernels that cannot be compiled
-
-
-@pytest.fixture
-def unsupported(monkeypatch):
-    """No kernel can be compiled."""
-
-    def refuse(variant, **options):
-        raise Unsupported("operation tt.strange")
-
-    monkeypatch.setattr(prepared, "compiled", refuse)
-
-
-def fresh(kernel):
-    """A kernel that this process has not seen."""
-    return triton.jit(type(kernel.fn)(kernel.fn.__code__, kernel.fn.__globals__, kernel.fn.__name__))
-
-
-def annotated(kernel):
-    copy = fresh(kernel)
-    copy.fn.__annotations__ = kernel.fn.__annotations__
-    return triton.jit(copy.fn)
-
-
-def test_the_interpreter_takes_over_with_one_notice(unsupported):
-    kernel = annotated(add)
-    x, y, out = numbers()
-    with enabled() as session, warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            kernel[(2,)](x, y, out, 100, BLOCK=64)
-        kernel[(4,)](x, y, out, 100, BLOCK=32)
-    assert torch.equal(out, x + y)
-    (notice,) = said
-    assert notice.category is InterpretedKernel
-    assert "kernel add runs in Triton's interpreter" in str(notice.message)
-    assert "tt.strange" in str(notice.message)
-    assert notice.filename == __file__
-    assert session.findings == []
-
-
-@pytest.mark.filterwarnings("ignore::mrv2.checks.triton_cpu.fallback.InterpretedKernel")
-def test_the_interpreter_finds_conflicts_and_keeps_the_order(unsupported):
-    out = torch.zeros(1, dtype=torch.int32)
-    with enabled(order="reverse") as session:
-        fresh(last_program_wins)[(3,)](out)
-    assert [finding.code for finding in session.findings] == ["MRV211"]
-    assert out.item() == 0
-
-
-@pytest.mark.filterwarnings("ignore::mrv2.checks.triton_cpu.fallback.InterpretedKernel")
-def test_the_interpreter_finds_lanes_outside_and_leaves_them_out(unsupported):
-    memory = torch.full((16,), 7.0)
-    with enabled() as session:
-        annotated(fills)[(1,)](torch.from_numpy(memory.numpy()[:8]), VALUE=1, BLOCK=16)
-    assert memory.tolist() == [1.0] * 8 + [7.0] * 8
-    (finding,) = session.findings
-    assert (finding.code, finding.evidence["bytes"], finding.evidence["lanes"]) == ("MRV212", [32, 64], 8)
-
-
-@pytest.mark.filterwarnings("ignore::mrv2.checks.triton_cpu.fallback.InterpretedKernel")
-def test_the_interpreter_follows_pointers_from_memory(unsupported):
-    target, out = torch.tensor([5], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    with enabled() as session:
-        fresh(through_table)[(1,)](torch.tensor([target.data_ptr()]), out)
-    assert (out.item(), session.findings) == (5, [])
-
-
-@pytest.mark.filterwarnings("ignore::mrv2.checks.triton_cpu.fallback.InterpretedKernel")
-def test_without_a_compiler_everything_is_interpreted(monkeypatch):
-    monkeypatch.setenv("CC", "nosuchcc")
-    x, y, out = numbers()
-    with enabled():
-        annotated(add)[(2,)](x, y, out, 100, BLOCK=64)
-    assert torch.equal(out, x + y)
 
 
 # Who is served, and what is left behind
