@@ -213,9 +213,9 @@ class _Ordered:
             missing = self._missing(self._met.next_on(self._runtime.host_lane()))
             head = self._first_step(missing[0]) if missing else None
             return ready.index(head) if head in ready else None
-        queues = self._runtime.streams.queues
+        queue = self._runtime.engine.queue
         for index, stream in enumerate(ready):
-            if not self._missing(self._name(queues[stream].pending[0])):
+            if not self._missing(self._name(queue(stream).pending[0])):
                 return index
         return 0 if ready and reason is Reason.POLL else None
 
@@ -241,5 +241,5 @@ class _Ordered:
 
     def _pending(self, name: Name) -> PendingOperation | None:
         """The operation of a name, if it is pending."""
-        queues = self._runtime.streams.queues
-        return next((item for queue in queues.values() for item in queue.pending if self._name(item) == name), None)
+        queues = self._runtime.engine.busy()
+        return next((item for queue in queues for item in queue.pending if self._name(item) == name), None)

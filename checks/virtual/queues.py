@@ -189,6 +189,10 @@ class Engine:
         """A queue that is not empty, by its id."""
         return self._busy[identity]
 
+    def busy(self) -> list[Queue]:
+        """The queues that are not empty, also those whose stream or graph has ended meanwhile."""
+        return [*self._busy.values()]
+
     def ready(self) -> Sequence[int]:
         """Ids of the queues whose head has work to do and waits for nothing, in order.
 
@@ -209,7 +213,7 @@ class Engine:
         """The same, at once."""
         while True:
             found, passed = [], False
-            for queue in [*self._busy.values()]:
+            for queue in self.busy():
                 passed |= self._pass_marks(queue)
                 if queue.pending and queue.pending[0].blocker() is None:
                     found.append(queue.id)
@@ -217,20 +221,24 @@ class Engine:
                 return sorted(found)
 
     def run_head(self, queue: Queue) -> None:
-        """Run the oldest operation of a queue, which must wait for nothing."""
+        """Run the oldest operation of a queue, which must wait for nothing.
+
+        It is over also if it was interrupted: what is queued behind it can still run.
+        """
         operation = queue.pending.popleft()
         if not queue.pending:
             del self._busy[queue.id]
         self._entries -= operation.entries
-        if operation.run is not None:
-            self._execute(operation)
+        try:
+            if operation.run is not None:
+                self._execute(operation)
+        finally:
             operation.run = None
-        operation.done = True
-        operation.after = ()
-        if operation.then is not None:
-            for action in operation.then:
+            operation.done = True
+            operation.after = ()
+            actions, operation.then = operation.then, None
+            for action in actions or ():
                 action()
-            operation.then = None
 
     def force(self, target: PendingOperation) -> None:
         """Run the causal past of an operation, and it, and nothing else."""

@@ -168,7 +168,7 @@ class Runtime:
             protected: the host allocator waits for it before it hands out a pinned block again.
             open: more accesses are told with ``access`` while it runs.
             stream: a stream, its queue, or None.
-            prepare: makes ``run`` anew for each launch, for work that draws random numbers.
+            prepare: makes ``run`` anew for each launch, for work that draws random numbers or whose source is watched.
             blocks: memory whose address it was given, though which bytes it touches is learnt later.
         """
         with self.lock:
@@ -226,7 +226,10 @@ class Runtime:
         """Enqueue captured work once more, without letting the device make progress in between."""
         sink, step = self.sink, self.step
         name = f"graph: {work.name}"
-        run = work.run if work.prepare is None else work.prepare()
+        run = work.run
+        if work.prepare is not None:
+            with below_modes():  # a replay is no torch function, so nothing has switched the modes off
+                run = work.prepare()
         host = self.host_lane()
         number = sink.operation(queue.lane, work.kind, name, stack, issuer=host, step=step, open=work.open)
         for ranges, write in ((work.reads, False), (work.writes, True)):
@@ -320,7 +323,13 @@ class Runtime:
                 run(*args)
 
     def _execute(self, operation: PendingOperation) -> None:
-        """Do the work of one operation. A fault is kept, as a device-side assertion is, and the device goes on."""
+        """Do the work of one operation, below all modes, whichever call of the program made it run now.
+
+        A fault is kept, as a device-side assertion is, and the device goes on; an interrupt of the program is not.
+        """
+        if not heres.here.below:
+            with below_modes():
+                return self._execute(operation)
         outer, self.running = self.running, operation
         try:
             assert operation.run is not None
@@ -329,8 +338,8 @@ class Runtime:
             self.sink.report(_fault(operation, error))
         finally:
             self.running = outer
-        if operation.open:
-            self.sink.close(operation.id)
+            if operation.open:
+                self.sink.close(operation.id)
 
     # Threads, end
 
@@ -346,8 +355,7 @@ class Runtime:
             finally:
                 with self.lock:
                     self.sink.end_lane(self.host_lane())
-                self.threads.state.lane = None
-                self.threads.state.queue = None
+                self.threads.state = ThreadState()
 
     def close(self) -> None:
         """Run what is left, and end the device; its tensors, streams and events become harmless."""

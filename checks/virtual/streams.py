@@ -100,8 +100,6 @@ class Streams:
 class GenericStream:
     """``torch.Stream``."""
 
-    _outer: list[Queue]  # the streams that were current where it was entered
-
     device = DEVICE
     device_index = 0
     device_type = 1
@@ -179,12 +177,15 @@ class GenericStream:
 
     def __enter__(self) -> Any:
         runtime = active_runtime()
-        self.__dict__.setdefault("_outer", []).append(runtime.current_queue())
+        runtime.threads.state.entered.append((self, runtime.current_queue()))
         runtime.set_current_queue(self.queue)
         return self
 
     def __exit__(self, *_: object) -> None:
-        active_runtime().set_current_queue(self._outer.pop())
+        runtime = active_runtime()
+        outer = runtime.threads.state.leave(self)
+        if outer is not None:
+            runtime.set_current_queue(outer)
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self.queue is other.queue

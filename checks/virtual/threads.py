@@ -48,13 +48,28 @@ heres = _Heres()
 
 
 class ThreadState:
-    """What a thread has of its own on one device: a lane of the sink, and a current stream."""
+    """What a thread has of its own on one device.
 
-    __slots__ = ("lane", "queue")
+    Attributes:
+        lane: of the sink.
+        queue: its current stream; None for the default one.
+        entered: the stream handles that it is inside of, each with what was current before; several threads may be
+            inside of one.
+    """
+
+    __slots__ = ("entered", "lane", "queue")
 
     def __init__(self) -> None:
         self.lane: int | None = None
         self.queue: Queue | None = None
+        self.entered: list[tuple[object, Queue]] = []
+
+    def leave(self, handle: object) -> Queue | None:
+        """What was current where this thread last entered a handle; None if it is not inside of it."""
+        for index in reversed(range(len(self.entered))):
+            if self.entered[index][0] is handle:
+                return self.entered.pop(index)[1]
+        return None
 
 
 def _keys_above_kernels() -> torch._C.DispatchKeySet:

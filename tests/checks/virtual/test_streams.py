@@ -306,3 +306,60 @@ def test_each_event_carries_the_step(sink):
     steps = [(args[2], kwargs["step"]) for args, kwargs in sink.named("operation")]
     assert ("aten.add_", 7) in steps
     assert [kwargs["step"] for args, kwargs in sink.named("sync")] == [8]
+
+
+class TestHandlesEntered:
+    """A stream handle may be entered by several threads at once, and more than once by each."""
+
+    def test_by_two_threads(self, vd):
+        shared, streams = torch.cuda.Stream(), [torch.cuda.Stream() for _ in range(2)]
+        first_inside, one_outside, both_inside = threading.Event(), threading.Event(), threading.Barrier(2)
+        after = {}
+
+        def work(number):
+            with streams[number]:
+                if number == 1:
+                    first_inside.wait()
+                with shared:
+                    first_inside.set()
+                    both_inside.wait()
+                    if number == 1:
+                        one_outside.wait()
+                        after["inside"] = torch.cuda.current_stream()
+                after[number] = torch.cuda.current_stream()
+                if number == 0:
+                    one_outside.set()
+            after[number, "outside"] = torch.cuda.current_stream()
+
+        both = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join()
+        assert after["inside"] == shared and [after[0], after[1]] == streams
+        assert after[0, "outside"] == after[1, "outside"] == torch.cuda.default_stream() and codes(vd) == []
+
+    def test_again_inside_of_itself(self, late):
+        first, second = torch.cuda.Stream(), torch.cuda.Stream()
+        with first, second, first:
+            with first:
+                assert torch.cuda.current_stream() == first
+            assert torch.cuda.current_stream() == first
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+    def test_left_where_it_was_not_entered(self, late):
+        stream = torch.cuda.Stream()
+        with stream:
+            thread = threading.Thread(target=stream.__exit__)
+            thread.start()
+            thread.join()
+            assert torch.cuda.current_stream() == stream
+
+    def test_left_on_a_later_device(self):
+        with virtual_device("late"):
+            stream = torch.cuda.Stream()
+            stream.__enter__()
+        with virtual_device("late"), torch.cuda.stream(torch.cuda.Stream()) as other:
+            current = torch.cuda.current_stream()
+            stream.__exit__()
+            assert torch.cuda.current_stream() == current != stream and other is None
