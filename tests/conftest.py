@@ -9,6 +9,12 @@ from hypothesis import settings
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 settings.load_profile("ci")
 
+# The tests of our plugin run pytest; only the uppermost conftest may ask for what that takes.
+pytest_plugins = ["pytester"]
+
+# A project of its own, with faults on purpose: tests/checks/pytest_plugin runs it.
+collect_ignore = ["example_project"]
+
 # What the command prints is laid out for one width wherever the tests run; workers of pytest-xdist would see another.
 os.environ["COLUMNS"] = "120"
 

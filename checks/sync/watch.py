@@ -116,6 +116,12 @@ class Watch:
             return {**dict.fromkeys(self._settings.hot_paths, 0), **self._entries}
 
     @property
+    def uses(self) -> dict[Allowance, int]:
+        """How often each allowance was used, those of the settings also if they never were."""
+        with self._lock:
+            return dict(self._uses)
+
+    @property
     def findings(self) -> list[Finding]:
         """What is wrong so far; allowances that were never used are told by ``unused``, since they still may be."""
         with self._lock:

@@ -1,0 +1,149 @@
+"""One run of one test on the virtual device."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..findings import Finding, Site, Verdict
+from ..happens_before.finding_json import finding_from_json, finding_to_json
+from ..report.baseline import Baseline
+from ..report.identity import identity
+from ..report.plain import plain
+from .options import Mode, Plan
+
+if TYPE_CHECKING:
+    from ..sync.settings import Settings
+    from ..sync.virtual import Trap
+    from ..virtual import VirtualDevice
+
+#: What calls a test.
+_AROUND = ("_pytest/", "pluggy/")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A finding of a test.
+
+    Attributes:
+        finding: what was found.
+        mode: what it does to the test.
+        accepted: why the baseline accepts it, if it does.
+    """
+
+    finding: Finding
+    mode: Mode
+    accepted: str | None = None
+
+    @property
+    def fails(self) -> bool:
+        """Whether its test must fail; what is only suspected is told."""
+        return self.mode is Mode.ERROR and self.accepted is None and self.finding.verdict is Verdict.VIOLATION
+
+    def as_json(self) -> Any:
+        """To travel with a report from a worker."""
+        return [plain(finding_to_json(self.finding)), self.mode.value, self.accepted]
+
+    @classmethod
+    def from_json(cls, value: Any) -> Judged:
+        """The inverse."""
+        finding, mode, accepted = value
+        return cls(finding_from_json(finding), Mode(mode), accepted)
+
+
+@dataclass(frozen=True)
+class TestName:
+    """The name of a test function, to know its frames in a stack by.
+
+    Attributes:
+        file: its module, as stacks have it.
+        function: without class and parameters.
+    """
+
+    __test__ = False  # for pytest, which would collect it from a module that imports it
+
+    file: str
+    function: str
+
+    def outside(self, stack: tuple[Site, ...]) -> tuple[tuple[Site, ...], int | None]:
+        """The part of a stack that the test called, and the line at which it did.
+
+        What is around a test differs from test to test, and from one pytest to the next: a fingerprint must not
+        depend on it. Of a stack that begins in the test itself one frame is left.
+        """
+        for index, site in enumerate(stack):
+            if site.function.rpartition(".")[2] == self.function and site.file == self.file:
+                return stack[: max(index, 1)], site.line
+        around = next((index for index, site in enumerate(stack) if site.file.startswith(_AROUND)), len(stack))
+        return stack[: max(around, 1)], None
+
+    def trimmed(self, finding: Finding) -> Finding:
+        """A finding without the frames around the test; the lines of the test become evidence."""
+        (where, line), (other, against) = self.outside(finding.where), self.outside(finding.other)
+        allocation, _ = self.outside(finding.allocation)
+        lines = {"line of the test": line, "against line": against}
+        evidence = {**finding.evidence, **{name: number for name, number in lines.items() if number is not None}}
+        return replace(finding, where=where, other=other, allocation=allocation, evidence=evidence)
+
+
+class TestRun:
+    """A virtual device and its watches, open from the setup of a test to the end of its teardown.
+
+    Args:
+        name: of the test.
+        plan: how the test is checked.
+        settings: hot paths, allowances and bounds; empty where waits are not looked for.
+        schedule: of the device, as text.
+        baseline: accepted findings.
+
+    Raises:
+        CheckError: the device cannot be opened, or a name in the settings names nothing.
+    """
+
+    __test__ = False  # for pytest, which would collect it from a module that imports it
+
+    def __init__(self, name: TestName, plan: Plan, settings: Settings, schedule: str, baseline: Baseline) -> None:
+        from ..sync.virtual import sync_trap
+
+        self._name = name
+        self.plan = plan
+        self._reasons = baseline.reasons
+        self._told: set[tuple[str, str]] = set()
+        self._scope = ExitStack()
+        self._trap: Trap = self._scope.enter_context(sync_trap(settings, schedule))
+
+    @property
+    def device(self) -> VirtualDevice:
+        """The device."""
+        return self._trap.device
+
+    def take(self) -> list[Judged]:
+        """What was found and not yet taken."""
+        trap, plan = self._trap, self.plan
+        found = [
+            *((finding, plan.sync) for finding in (*trap.watch.findings, *trap.memory.findings)),
+            *((finding, plan.race) for finding in trap.device.findings),
+        ]
+        found = [(self._name.trimmed(finding), mode) for finding, mode in found if mode is not Mode.OFF]
+        new = [(finding, mode, (identity(finding), finding.code)) for finding, mode in found]
+        new = [one for one in new if one[2] not in self._told]
+        self._told.update(key for _, _, key in new)
+        return [Judged(finding, mode, self._reasons.get(key)) for finding, mode, key in new]
+
+    def close(self) -> None:
+        """Close the device and undo all patches."""
+        self._scope.close()
+
+    def coverage(self) -> dict[str, Any]:
+        """Which hot paths and bounded regions were entered how often, and which allowances used, as JSON."""
+        if self.plan.sync is Mode.OFF:
+            return {}
+        watch = self._trap.watch
+        unused = iter(watch.unused())
+        allowances = [
+            [f"{allowance.code} at {allowance.site}", uses, None if uses else finding_to_json(next(unused))]
+            for allowance, uses in watch.uses.items()
+        ]
+        entries = {**watch.entries, **self._trap.memory.entries}
+        return {"entries": entries, "allowances": plain(allowances)}
