@@ -231,7 +231,7 @@ class Driver:
         """Call the target; whatever it raises is a finding, not our failure."""
         try:
             return function()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _TargetCrash(_crash(error, len(self.trace.steps) - 1)) from error
 
     def _count(self, step: Step) -> None:
@@ -295,7 +295,7 @@ def run_target(
     """
     try:
         runner = checked_runner(target.build({**config, **workload.capacities}))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if all(hasattr(error, part) for part in ("subject", "rule", "reason", "remedy")):
             raise
         return Trace(crash=_crash(error, -1))
@@ -308,11 +308,11 @@ def close(runner: Runner, trace: Trace) -> None:
     """Close a runner; what it raises becomes a fault of the trace."""
     try:
         runner.close()
-    except Exception as error:  # noqa: BLE001 - a target raises anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a target raises anything
         trace.faults.append(_crash(error, len(trace.steps) - 1))
 
 
-def _crash(error: Exception, step: int) -> Crash:
+def _crash(error: BaseException, step: int) -> Crash:
     return Crash(f"{type(error).__name__}: {error}", stack(error), step)
 
 

@@ -13,6 +13,7 @@ import torch
 from ..events import EventSink
 from ..findings import Finding
 from ..happens_before.core import HappensBefore
+from ..hooks.masked_lanes import MaskedLanes
 from .device import virtual_device
 from .memory import POISON, Poison
 from .runtime import Runtime
@@ -62,6 +63,7 @@ def run_program(
     judge: EventSink | None = None,
     scheduler: Scheduler | None = None,
     poison: Poison = POISON,
+    masked_lanes: MaskedLanes = 0,
     hooks: tuple[Callable[[Runtime], Callable[[], None]], ...] = (),
 ) -> Run:
     """Run a program on a virtual device of its own.
@@ -74,7 +76,11 @@ def run_program(
         judge: the sink; by default the happens-before checker.
         scheduler: decides in the place of the schedule's own.
         poison: what fresh memory holds.
+        masked_lanes: what lanes of kernels hold that a load without ``other`` masks off.
         hooks: installers beyond the standard ones, each of which returns its undo.
+
+    Raises:
+        KeyboardInterrupt: from the program, too; whatever else it ends with is its outcome.
     """
     chosen = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
     recorder = Recorder(scheduler or chosen.scheduler())
@@ -84,10 +90,16 @@ def run_program(
     error: str | None = None
     watching = (transcript.observe,) if transcript else ()
     told, watched = transcript or sink, (*watching, *hooks)
-    with virtual_device(recorder, chosen.seed, sink=told, poison=poison, hooks=watched) as device:
+    opened = virtual_device(
+        recorder, chosen.seed, sink=told, poison=poison, hooks=watched, masked_lanes=masked_lanes
+    )
+    with opened as device:
         try:
             data = _call(program)
-        except Exception as raised:  # noqa: BLE001 - what wrong data makes a program raise is its outcome
+        except KeyboardInterrupt:  # somebody at the terminal, as far as anyone can tell
+            raise
+        # SystemExit and its like too: they end the program, and must not end whoever judges it.
+        except BaseException as raised:  # noqa: BLE001 - what wrong data makes a program raise is its outcome
             error = f"{type(raised).__name__}: {raised}"
     return Run(chosen, data, error, tuple(device.findings), len(device.runtime.streams.queues), recorder)
 

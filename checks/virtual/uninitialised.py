@@ -44,13 +44,15 @@ def find_uninitialised(program: Program, schedule: Schedule | str = "early") -> 
         one finding, whose allocation site is the first one that was found to matter; or none.
 
     Raises:
-        VirtualDeviceError: two runs that should be equal differ.
+        VirtualDeviceError: two runs that should be equal differ; or nothing was found, but no run came to its end.
     """
     base = _twice(program, schedule, POISON)
     for byte in OTHERS:
         spoiled = _Poisoned(program, schedule, byte, None)
         if not spoiled.run.same_outcome(base.run):
             return [_bisect(program, base, _twice(program, schedule, byte))]
+    if base.run.error is not None:
+        raise _unfinished(base.run.error)
     return []
 
 
@@ -150,6 +152,15 @@ def _shown(value: object) -> JSON:
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(value)
     return value if isinstance(value, str | int | None) else repr(value)
+
+
+def _unfinished(error: str) -> VirtualDeviceError:
+    return VirtualDeviceError(
+        "the program",
+        f"it must come to its end; it raised {error}",
+        "what it returns is compared, and there is nothing to compare",
+        "a program that runs with device='cuda' and returns what it computed",
+    )
 
 
 def _differs(one: Run, two: Run) -> VirtualDeviceError:

@@ -28,7 +28,10 @@ def replay(
     json: JsonOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """Repeat a recorded run; fails unless every event is the same, and says where it is not."""
+    """Repeat a recorded run; fails unless every event is the same, and says where it is not.
+
+    One that ends by raising is INCONCLUSIVE: the file does not say how the recorded run ended.
+    """
     with guarded(debug):
         from mrv2.checks.virtual.replay import read_replay
 
@@ -36,11 +39,17 @@ def replay(
             check_destination(json)
         recorded = read_replay(file)
         run, differences = _repeat(recorded, twice)
-        verdict = RunVerdict.FAIL if differences else RunVerdict.PASS
+        verdict = _verdict(run, differences)
         if json:
             write_report(json, _as_report(recorded, run, differences, verdict))
         _print(output(), recorded, run, differences, verdict)
         raise typer.Exit(exit_code(verdict))
+
+
+def _verdict(run: Run, differences: Mapping[str, str]) -> RunVerdict:
+    if differences:
+        return RunVerdict.FAIL
+    return RunVerdict.PASS if run.error is None else RunVerdict.INCONCLUSIVE
 
 
 def _repeat(recorded: Replay, twice: bool) -> tuple[Run, dict[str, str]]:
@@ -72,9 +81,12 @@ def _print(console: Console, recorded: Replay, run: Run, differences: Mapping[st
     screen.print_findings(console, [ReportedFinding(finding) for finding in run.findings])
     for label, text in differences.items():
         screen.line(console, f"differs from the {label}: {text}")
+    if run.error is not None:
+        screen.line(console, f"the program did not come to its end, it raised {run.error}")
     for name, (before, now) in _versions(recorded).items():
         screen.line(console, f"recorded with {name} {before}, repeated with {now}")
-    same = "another run" if differences else "the same run, byte for byte"
+    same = "the same run, byte for byte" if run.error is None else "the same events, byte for byte"
+    same = "another run" if differences else same
     screen.line(console, f"{verdict.value.upper()}: {same}; {screen.count(len(run.findings), 'finding')}")
 
 
@@ -102,6 +114,7 @@ def _as_report(recorded: Replay, run: Run, differences: Mapping[str, str], verdi
         "events": recorded.events,
         "sha256": recorded.sha256,
         "differences": dict(differences),
+        "error": run.error,
     }
     findings = tuple(ReportedFinding(finding) for finding in run.findings)
     return Report("replay", describe(), verdict, findings=findings, metrics=metrics)

@@ -67,19 +67,40 @@ def guarded(debug: bool) -> Iterator[None]:
     """
     try:
         yield
-    except (typer.Exit, typer.BadParameter, BrokenPipeError):
+    except (typer.BadParameter, BrokenPipeError):
         raise
     except KeyboardInterrupt:
         screen.line(notes(), "interrupted")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-    except Exception as error:  # noqa: BLE001 - the last stop before the shell
+    # SystemExit and its like too: whoever raises them below, they would leave with any code, and no word.
+    except BaseException as error:
+        if isinstance(error, typer.Exit) and _is_ours(error):
+            raise
         if debug:
             traceback.print_exception(error)
-        screen.print_problem(notes(), four_parts(error) or _full(error) or _internal(error))
+        screen.print_problem(notes(), four_parts(error) or _full(error) or _ended(error) or _internal(error))
         raise typer.Exit(ExitCode.USAGE) from None
 
 
-def _full(error: Exception) -> FourParts | None:
+def _is_ours(error: typer.Exit) -> bool:
+    """Whether a command itself left, and not the code that it looks at."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__", "")).startswith("mrv2.ci.")
+
+
+def _ended(error: BaseException) -> FourParts | None:
+    """What to say of an exception that asks the whole process to end."""
+    if isinstance(error, Exception) and not isinstance(error, typer.Exit):
+        return None
+    return FourParts(
+        f"the process, by {type(error).__name__}: {error}",
+        "the code under test must not end the command",
+        "what did not run must not be taken as verified",
+        "a program that returns, or raises an error that says what is wrong",
+    )
+
+
+def _full(error: BaseException) -> FourParts | None:
     """What to say when the standard output's disk is full."""
     if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
         return None
@@ -91,7 +112,7 @@ def _full(error: Exception) -> FourParts | None:
     )
 
 
-def _internal(error: Exception) -> FourParts:
+def _internal(error: BaseException) -> FourParts:
     """What to say of an exception that nobody gave four parts: a defect of ours."""
     return FourParts(
         f"internal error, {type(error).__name__}: {error}",

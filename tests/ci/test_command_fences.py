@@ -14,7 +14,13 @@ from mrv2.ci.command.app import app
 from mrv2.ci.report.json_report import read_report
 
 MODULE = """
+    import sys
+
     import torch
+    import typer
+
+    from mrv2.checks.events import OperationKind
+    from mrv2.checks.virtual.streams import active_runtime
 
     def upload(fence):
         pinned = torch.zeros(4, pin_memory=True)
@@ -86,6 +92,43 @@ MODULE = """
 
     def broken():
         raise KeyError("x")
+
+    def race_and(ending):
+        upload(lambda event: None)
+        raise ending
+
+    class Bare(BaseException):
+        pass
+
+    class Late(dict):
+        def __init__(self, ending):
+            self.ending = ending
+
+        def items(self):  # asked for when the program has returned
+            raise self.ending
+
+    ENDINGS = [SystemExit(0), SystemExit(), typer.Exit(0), GeneratorExit(), Bare("x"), StopIteration(3)]
+    for number, ending in enumerate(ENDINGS):
+        globals()[f"ends_{number}"] = lambda ending=ending: race_and(ending)
+        globals()[f"result_{number}"] = lambda ending=ending: Late(ending)
+
+    def interrupted():
+        race_and(KeyboardInterrupt())
+
+    class Ending:
+        def __init__(self, ending):
+            self.ending = ending
+
+        @property
+        def build(self):
+            raise self.ending
+
+    class Hidden:
+        looked_up_0, looked_up_1 = Ending(SystemExit(0)), Ending(typer.Exit(0))
+
+    def deferred():
+        data = torch.ones(4, device="cuda")
+        active_runtime().enqueue("leaves", OperationKind.KERNEL, sys.exit)
 """
 
 
@@ -179,6 +222,32 @@ def test_a_program_that_raises_is_refused() -> None:
     result = mrv2("fences", "fence_demo:broken")
     assert result.exit_code == 2
     assert "it raised KeyError: 'x'" in result.stderr
+
+
+@pytest.mark.parametrize("program", [f"{kind}_{number}" for kind in ("ends", "result") for number in range(6)])
+def test_a_program_that_ends_itself_is_refused_as_well(program: str) -> None:
+    result = mrv2("fences", f"fence_demo:{program}")
+    assert result.exit_code == 2
+    assert "the program must come to its end; it raised" in result.stderr
+
+
+def test_a_program_that_interrupts_is_interrupted() -> None:
+    result = mrv2("fences", "fence_demo:interrupted")
+    assert result.exit_code == 130
+    assert "interrupted" in result.stderr
+
+
+@pytest.mark.parametrize("program", ["Hidden.looked_up_0", "Hidden.looked_up_1"])
+def test_code_that_ends_the_process_while_it_is_looked_at_is_refused(program: str) -> None:
+    result = mrv2("fences", f"fence_demo:{program}")
+    assert result.exit_code == 2
+    assert "the code under test must not end the command" in " ".join(result.stderr.split())
+
+
+def test_work_that_ends_the_process_when_its_turn_comes_is_no_pass() -> None:
+    result = mrv2("fences", "fence_demo:deferred")
+    assert result.exit_code in (1, 2)
+    assert result.output
 
 
 @pytest.mark.parametrize("name", ["fence_demo", "fence_demo:none", "no_such_module:x", "a b:c", ""])

@@ -36,6 +36,14 @@ MODULE = """
         calls.append(1)
         return torch.zeros(len(calls), device="cuda")
 
+    def leaves():
+        overwritten()
+        raise SystemExit(0)
+
+    def raises():
+        overwritten()
+        raise KeyError("x")
+
     number = 3
 """
 
@@ -71,6 +79,25 @@ def test_the_same_run_passes_and_shows_what_it_found() -> None:
     assert (report.command, report.verdict) == ("replay", RunVerdict.PASS)
     assert report.metrics["differences"] == {}
     assert [entry.finding.code for entry in report.findings] == ["MRV201"]
+
+
+@pytest.mark.parametrize(("program", "ending"), [("leaves", "SystemExit: 0"), ("raises", "KeyError: 'x'")])
+def test_a_run_that_did_not_come_to_its_end_is_inconclusive(program: str, ending: str) -> None:
+    record(program)
+    result = mrv2("replay", "r.json", "--json", "out.json")
+    assert result.exit_code == 3, result.stderr
+    assert f"the program did not come to its end, it raised {ending}" in result.stdout
+    assert "INCONCLUSIVE: the same events, byte for byte; 1 finding" in result.stdout
+    report = read_report(Path("out.json"))
+    assert (report.verdict, report.metrics["error"]) == (RunVerdict.INCONCLUSIVE, ending)
+
+
+def test_a_file_that_names_the_interpreters_exit_does_not_pass() -> None:
+    record("leaves", named="sys:exit")
+    assert mrv2("replay", "r.json").exit_code == 1
+    replay, _ = record_replay(sys.exit, {"callable": "sys:exit"}, "late")
+    write_replay(Path("r.json"), replay)
+    assert mrv2("replay", "r.json", "--twice").exit_code == 3
 
 
 def test_another_run_fails_and_says_where() -> None:

@@ -183,3 +183,13 @@ def test_each_allocation_can_hold_a_byte_of_its_own():
 
     assert run_program(program, poison=lambda number: 10 + number).data == [[10, 10], [11], []]
     assert run_program(program, poison=7).data == [[7, 7], [7], []]
+
+
+@pytest.mark.parametrize("ending", [SystemExit(0), KeyError("x")])
+def test_a_program_that_never_comes_to_its_end_is_no_clean_one(ending):
+    def program():
+        torch.zeros(4, device="cuda")
+        raise ending
+
+    with pytest.raises(VirtualDeviceError, match=f"it raised {type(ending).__name__}"):
+        find_uninitialised(program)
