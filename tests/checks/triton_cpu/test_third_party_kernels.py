@@ -7,6 +7,7 @@ name in ``MRV2_THIRD_PARTY_KERNELS`` these tests execute the modules with the ke
 import warnings
 
 import pytest
+import triton
 
 from mrv2.checks.triton_cpu import InterpretedKernel, enabled
 
@@ -42,6 +43,8 @@ def test_a_kernel_does_what_the_interpreter_does(case, load):
             case.run(load(case.module), draw)
     launches = comparison.launches
     assert launches
+    if triton.__version__.startswith("3.6.") and case.name == "rope_of_complex_numbers":
+        pytest.skip("Triton 3.6's interpreter computes tl.fma wrong, see the room's README")
     assert [launch for launch in launches if launch.verdict is Verdict.DIFFERENT] == []
     assert any(launch.verdict is Verdict.REJECTED for launch in launches) == case.rejected
     assert {launch.kernel for launch in launches if not (launch.changed or launch.verdict in _EXCUSED)} <= {
