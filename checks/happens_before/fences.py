@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import enum
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -21,8 +21,10 @@ from .recording import Replayer
 from .records import Acquires, Record, Synchronises
 from .rules import sites
 
-#: These come with something else that the program wants; taking them alone out of it is not possible.
+#: These come with something else that the program wants, a value or an object that is handed over, of which a recorded
+#: run has no access; taking them alone out of the program is not possible.
 _NOT_ALONE = (SyncKind.IMPLICIT, SyncKind.THREAD)
+_EVENTS = (SyncKind.WAIT_EVENT, SyncKind.EVENT_SYNCHRONIZE)
 _POLLS = (SyncKind.EVENT_QUERY, SyncKind.STREAM_QUERY)
 _Place: TypeAlias = tuple[SyncKind, str, Stack]
 _Identity: TypeAlias = tuple[object, ...]
@@ -34,6 +36,7 @@ class Need(enum.Enum):
     NEEDED = "needed"
     REMOVABLE = "removable"
     VACUOUS = "vacuous"
+    INHERENT = "inherent"
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,14 @@ class Fence:
         times: how often it was reached.
         answered: how often it acquired anything; a poll that said no, and a wait for an event never recorded, did not.
         effective: how often it ordered anything that was not ordered already.
-        need: NEEDED if a race appears without it; VACUOUS if it never ordered anything new; else REMOVABLE, as far as
-            the memory goes that this run touched.
+        need: NEEDED if a race appears without it; INHERENT if none does, but it is part of an operation or of a
+            hand-over between threads, which cannot go without it; VACUOUS if it never ordered anything new; else
+            REMOVABLE, as far as the memory goes that this run touched.
         witness: the race that appears without it, or, for one that can go only as long as others stay, without it and
             those others.
         redundant_with: the others of which at least one must stay if this one goes.
+        ordered_by: of a vacuous one, others that had made its order already: without all of them it would order
+            something; none if the program's own order on one stream or thread made it.
         can_go: member of a set of fences that can all go together; none can be added to the set.
     """
 
@@ -64,6 +70,7 @@ class Fence:
     need: Need
     witness: Finding | None = None
     redundant_with: tuple[tuple[Site, ...], ...] = ()
+    ordered_by: tuple[tuple[Site, ...], ...] = ()
     can_go: bool = False
 
     @property
@@ -76,12 +83,17 @@ class Fence:
         """Whether it was only polled, and always said no: then it orders nothing."""
         return self.polls and not self.answered
 
+    @property
+    def never_recorded(self) -> bool:
+        """Whether it waits for an event that never was recorded before: a fence that is none."""
+        return self.kind in _EVENTS and not self.answered
+
 
 def analyse_fences(records: Iterable[Record]) -> list[Fence]:
     """Judge every fence of a recorded run, in the order in which the run first came to them.
 
     Costs one check of the run for each fence that ordered anything, one more for each removable one, and a few for
-    each of those that are redundant only with others.
+    each of those that are vacuous or redundant only with others.
     """
     run = _Run(tuple(records))
     fences = {place: _judge_alone(run, place) for place in run.places}
@@ -92,9 +104,28 @@ def analyse_fences(records: Iterable[Record]) -> list[Fence]:
 def _judge_alone(run: _Run, place: _Place) -> Fence:
     effective = run.effective[place]
     witness = run.race_without((place,)) if effective else None
-    need = Need.VACUOUS if not effective else Need.REMOVABLE if witness is None else Need.NEEDED
+    need = _need(place, effective, witness)
+    ordered_by = _ordered_by(run, place) if need is Need.VACUOUS and run.answered[place] else ()
     kind, name, stack = place
-    return Fence(kind, name, sites(stack), run.times[place], run.answered[place], effective, need, witness)
+    times, answered = run.times[place], run.answered[place]
+    return Fence(kind, name, sites(stack), times, answered, effective, need, witness, ordered_by=ordered_by)
+
+
+def _need(place: _Place, effective: int, witness: Finding | None) -> Need:
+    if witness is not None:
+        return Need.NEEDED
+    if place[0] in _NOT_ALONE:
+        return Need.INHERENT
+    return Need.REMOVABLE if effective else Need.VACUOUS
+
+
+def _ordered_by(run: _Run, place: _Place) -> tuple[tuple[Site, ...], ...]:
+    """A least set of the others without which a vacuous one orders something."""
+    others = [other for other in run.places if other != place]
+    if not run.news_without(place, others):
+        return ()
+    found = _least(others, lambda gone: run.news_without(place, gone))
+    return tuple(sites(stack) for _, _, stack in found)
 
 
 def _judge_together(run: _Run, fences: Mapping[_Place, Fence]) -> Iterator[tuple[_Place, Fence]]:
@@ -111,25 +142,34 @@ def _judge_together(run: _Run, fences: Mapping[_Place, Fence]) -> Iterator[tuple
             gone.append(place)
             yield place, replace(fences[place], can_go=True)
         else:
-            partners = tuple(sites(stack) for _, _, stack in _partners(run, place, gone))
-            yield place, replace(fences[place], witness=witness, redundant_with=partners)
+            yield place, replace(fences[place], witness=witness, redundant_with=_partners(run, place, gone))
 
 
-def _partners(run: _Run, place: _Place, gone: Sequence[_Place]) -> list[_Place]:
-    """A least set of those that are gone without which this one must stay.
+def _partners(run: _Run, place: _Place, gone: Sequence[_Place]) -> tuple[tuple[Site, ...], ...]:
+    """A least set of those that are gone without which this one must stay."""
+    found = _least(gone, lambda others: run.race_without((*others, place)) is not None)
+    return tuple(sites(stack) for _, _, stack in found)
 
-    The more fences go, the more races there are, so the first one at which it breaks is found by bisection; it belongs
-    to the set, and those before it are searched again until the set breaks by itself.
+
+def _least(places: Sequence[_Place], breaks: Callable[[Collection[_Place]], bool]) -> list[_Place]:
+    """A least set of some places, of which it is known that something breaks when all of them go, that breaks it too.
+
+    The first place at which it breaks is found by bisection; it belongs to the set, and those before it are searched
+    again until the set breaks it by itself.
     """
     found: list[_Place] = []
-    while run.race_without((*found, place)) is None:
-        prefixes = range(1, len(gone) + 1)
-        index = bisect.bisect_left(
-            prefixes, True, key=lambda size: run.race_without((*found, *gone[:size], place)) is not None
-        )
-        found.append(gone[index])
-        gone = gone[:index]
+    while not breaks(found):
+        index = _first_at_which(places, found, breaks)
+        found.append(places[index])
+        places = places[:index]
     return found
+
+
+def _first_at_which(
+    places: Sequence[_Place], found: Sequence[_Place], breaks: Callable[[Collection[_Place]], bool]
+) -> int:
+    sizes = range(1, len(places) + 1)
+    return bisect.bisect_left(sizes, True, key=lambda size: breaks((*found, *places[:size])))
 
 
 class _Run:
@@ -166,7 +206,7 @@ class _Run:
         replayer = Replayer(judge)
         kinds = 0
         for record in self._records:
-            if isinstance(record, Acquires) and record.sync is not None and self._place_of[record.sync] in places:
+            if self._place(record) in places:
                 continue
             replayer.tell(record)
             if judge.kinds_of_race > kinds:
@@ -175,6 +215,23 @@ class _Run:
                 if appeared:
                     return appeared[0]
         return None
+
+    def news_without(self, place: _Place, places: Collection[_Place]) -> bool:
+        """Whether a fence brings news when some others go; the check ends there."""
+        judge = HappensBefore()
+        replayer = Replayer(judge)
+        for record in self._records:
+            own = self._place(record)
+            if own is None or own not in places:
+                before = judge.news
+                replayer.tell(record)
+                if own == place and judge.news > before:
+                    return True
+        return False
+
+    def _place(self, record: Record) -> _Place | None:
+        """The fence that acquires something with this record."""
+        return self._place_of[record.sync] if isinstance(record, Acquires) and record.sync is not None else None
 
 
 def _identity(race: Finding) -> _Identity:

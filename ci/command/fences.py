@@ -35,7 +35,11 @@ def fences(
     json: JsonOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """Say of each event, wait and synchronisation whether it is needed, removable or vacuous; fails on a race."""
+    """Say of each event, wait and synchronisation whether it is needed, removable or vacuous; fails on a race.
+
+    Vacuous: it orders nothing that is not ordered already. Inherent: it is part of an operation, as the wait of
+    tensor.item() is, and cannot go alone.
+    """
     with guarded(debug):
         if json:
             check_destination(json)
@@ -95,11 +99,32 @@ def _key(fence: Fence) -> tuple[str, ...]:
 
 def _without(fence: Fence) -> str:
     """What happens if it goes."""
-    race = f"{fence.witness.code} {fence.witness.title}" if fence.witness else "nothing"
+    if fence.witness is None:
+        return _without_a_race(fence)
+    race = f"{fence.witness.code} {fence.witness.title}"
     if not fence.redundant_with:
         return race
-    others = ", ".join(_place(where) for where in fence.redundant_with)
-    return f"nothing; but {race} if {others} goes too"
+    return f"nothing; but {race} if {_places(fence.redundant_with)} goes too"
+
+
+def _without_a_race(fence: Fence) -> str:
+    """Why nothing happens, or why it cannot go."""
+    from mrv2.checks.events import SyncKind
+    from mrv2.checks.happens_before import Need
+
+    if fence.need is Need.INHERENT:
+        return f"it is part of the {'hand-over' if fence.kind is SyncKind.THREAD else 'operation'}: it cannot go alone"
+    if fence.never_recorded:
+        return "nothing: the event was never recorded before"
+    if fence.need is not Need.VACUOUS or fence.never_true:
+        return "nothing"
+    if not fence.ordered_by:
+        return "nothing: the stream or thread itself is in this order"
+    return f"nothing: ordered already by {_places(fence.ordered_by)}"
+
+
+def _places(stacks: Sequence[Sequence[Site]]) -> str:
+    return ", ".join(dict.fromkeys(map(_place, stacks)))
 
 
 def _place(where: Sequence[Site]) -> str:
@@ -128,5 +153,7 @@ def _as_json(fence: Fence) -> dict[str, JSON]:
         "effective": fence.effective,
         "can_go": fence.can_go,
         "without_it": None if fence.witness is None else {"code": fence.witness.code, "title": fence.witness.title},
+        "never_recorded": fence.never_recorded,
+        "ordered_by": [_place(where) for where in fence.ordered_by],
         "redundant_with": [_place(where) for where in fence.redundant_with],
     }

@@ -154,7 +154,59 @@ def test_hand_overs_are_judged_but_never_proposed(drive, records):
     drive.wait(drive.host, drive.sink.release(worker), SyncKind.THREAD, 51, "Queue.get")
     fences = by_line(records)
     assert (fences[50].need, fences[50].witness.code) == (Need.NEEDED, "MRV208")
-    assert (fences[51].need, fences[51].can_go) == (Need.REMOVABLE, False)
+    assert (fences[51].need, fences[51].can_go) == (Need.INHERENT, False)
+
+
+def test_the_wait_of_an_operation_is_never_called_removable(drive, records):
+    """What it waits for is a value that no event shows, so that it orders nothing else says nothing."""
+    drive.kernel(drive.one)
+    drive.wait(drive.host, drive.sink.release(drive.one), SyncKind.IMPLICIT, 50, "aten._local_scalar_dense")
+    drive.wait(drive.host, drive.sink.release(drive.one), SyncKind.IMPLICIT, 51, "aten.copy_")
+    fences = by_line(records)
+    assert [(fences[line].need, fences[line].effective) for line in (50, 51)] == [
+        (Need.INHERENT, 1),
+        (Need.INHERENT, 0),
+    ]
+    assert not any(fence.can_go for fence in fences.values())
+
+
+def test_the_wait_of_an_operation_that_orders_more_than_its_value_shows_it(drive, records):
+    buffer = drive.pinned()
+    drive.kernel(drive.one, 10, reads=[(buffer, 0, 8)])
+    drive.wait(drive.host, drive.sink.release(drive.one), SyncKind.IMPLICIT, 50, "aten._local_scalar_dense")
+    drive.touch(20, writes=[(buffer, 0, 8)])
+    (fence,) = analyse_fences(records)
+    assert (fence.need, fence.witness.code) == (Need.NEEDED, "MRV202")
+
+
+def test_an_event_never_recorded_is_told_from_an_order_that_was_there(drive, records):
+    drive.kernel(drive.one)
+    token = drive.sink.release(drive.one)
+    drive.synchronize(None, 31)
+    drive.synchronize(token, 32)
+    drive.synchronize(token, 33)
+    fences = by_line(records)
+    assert [fences[line].never_recorded for line in (31, 32, 33)] == [True, False, False]
+    assert [fences[line].ordered_by for line in (31, 32, 33)] == [(), (), (fences[32].where,)]
+
+
+def test_a_vacuous_fence_names_all_that_had_made_its_order(drive, records):
+    """Both threads of order come from elsewhere, and a third one that does not matter is not named."""
+    for stream, line in ((drive.one, 31), (drive.two, 32)):
+        drive.kernel(stream)
+        drive.synchronize(drive.sink.release(stream), line)
+    drive.wait(drive.one, drive.sink.release(drive.two), line=40)
+    drive.synchronize(drive.sink.release(drive.two), 33)
+    fences = by_line(records)
+    assert fences[33].need is Need.VACUOUS
+    assert fences[33].ordered_by == (fences[32].where,)
+
+
+def test_a_wait_for_the_own_stream_is_ordered_by_no_fence(drive, records):
+    drive.kernel(drive.one)
+    drive.wait(drive.one, drive.sink.release(drive.one), line=40)
+    (fence,) = analyse_fences(records)
+    assert (fence.need, fence.never_recorded, fence.ordered_by) == (Need.VACUOUS, False, ())
 
 
 def test_wait_that_protects_memory_that_is_freed(drive, records):
