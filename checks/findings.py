@@ -83,6 +83,12 @@ class Finding:
     step: int | None = None
     replay: str | None = None
 
+    def __str__(self) -> str:
+        """All of it on a few lines, as the command and pytest show it."""
+        from .report.text import finding_lines
+
+        return "\n".join(finding_lines(self))
+
     def fingerprint(self) -> str:
         """Identity across runs: code, title and functions, without line numbers, steps or measured values."""
         places = [f"{site.file}:{site.function}" for site in (*self.where, *self.other)]

@@ -14,6 +14,7 @@ from .explain import explain
 from .fences import fences
 from .generate import generate
 from .lint import lint
+from .race import race
 from .replay import replay
 from .trace import trace
 from .verify import verify
@@ -27,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (verify, lint, replay, fences, generate, doctor, explain, diff):
+for command in (verify, race, lint, replay, fences, generate, doctor, explain, diff):
     app.command()(command)
 app.add_typer(trace, name="trace")
 

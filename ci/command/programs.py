@@ -7,7 +7,7 @@ from typing import cast
 
 from mrv2.checks.findings import JSON
 from mrv2.ci.stages.workloads import quick_workload
-from mrv2.fuzz.programs import MODEL, RunnerProgram, workload_from_json
+from mrv2.fuzz.programs import MODEL, RunnerProgram, workload_as_json, workload_from_json
 from mrv2.refrunner.models.checkpoint import load_checkpoint
 
 from .targets import REFERENCE, is_target, resolve_program, resolve_target
@@ -42,3 +42,10 @@ def program_of_argument(reference: str) -> Callable[[], object]:
         return resolve_program(f"TARGET {reference!r}", reference)
     vocab_size = load_checkpoint(MODEL).config.vocab_size
     return RunnerProgram(resolve_target(reference), quick_workload(vocab_size, 0, NEW_TOKENS))
+
+
+def name_for_file(reference: str, program: Callable[[], object]) -> dict[str, JSON]:
+    """How a replay file names the program of an argument; the inverse of ``program_of_file``."""
+    if isinstance(program, RunnerProgram):
+        return {"target": reference, "workload": workload_as_json(program.workload)}
+    return {"callable": reference}

@@ -1,0 +1,136 @@
+"""``mrv2 race``: run a program on the virtual device, in several orders, and say what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from mrv2.checks.findings import JSON, Finding, RunVerdict, combine, verdict_of
+from mrv2.ci.report import console as screen
+from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.outcome import ReportedFinding
+
+from .environment import describe
+from .shared import DebugOption, JsonOption, exit_code, guarded, output
+
+if TYPE_CHECKING:
+    from mrv2.checks.virtual.replay import Replay
+    from mrv2.checks.virtual.runs import Run
+    from mrv2.checks.virtual.witness import Witness
+
+SCHEDULES = "late,early,random:0,starve"
+
+
+def race(
+    program: Annotated[
+        str, typer.Argument(metavar="PROGRAM", help="package.module:function, or a target.", show_default=False)
+    ],
+    schedules: Annotated[
+        str, typer.Option(metavar="LIST", help="When the device runs what; starve holds back each stream in turn.")
+    ] = SCHEDULES,
+    witness: Annotated[
+        bool, typer.Option("--witness", help="Look for an order whose data are wrong; print it and a test for it.")
+    ] = False,
+    replay: Annotated[
+        Path | None,
+        typer.Option("--replay", metavar="FILE", help="Write a run with a finding, for mrv2 replay."),
+    ] = None,
+    json: JsonOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Find races of a program that says device="cuda", without a GPU; fails on a race and on data that depend on it."""
+    with guarded(debug):
+        for path in (json, replay):
+            if path:
+                check_destination(path)
+        runs, recorded, seen = _run(program, schedules, witness)
+        findings = _each_once(runs)
+        verdict = _verdict(runs, findings)
+        if replay:
+            from mrv2.checks.virtual.replay import write_replay
+
+            write_replay(replay, recorded)
+        if json:
+            write_report(json, _as_report(program, runs, findings, verdict))
+        _print(output(), runs, findings, seen, verdict)
+        raise typer.Exit(exit_code(verdict))
+
+
+def _run(name: str, schedules: str, witness: bool) -> tuple[list[Run], Replay, tuple[Witness, str] | None]:
+    """The runs, the one to be replayed (the first with a finding, else the first), and the witness if one is wanted."""
+    from mrv2.checks.virtual.witness import as_test, find_witness
+
+    from .programs import name_for_file, program_of_argument
+    from .targets import importable
+
+    with importable(Path.cwd()):
+        program = program_of_argument(name)
+        replays = _record(program, name_for_file(name, program), schedules)
+        found = find_witness(program) if witness else None
+        seen = None if found is None else (found, as_test(program, found))
+    runs = [run for _, run in replays]
+    recorded = next((replay for replay, run in replays if run.findings), replays[0][0])
+    return runs, recorded, seen
+
+
+def _record(program: Callable[[], object], named: Mapping[str, JSON], schedules: str) -> list[tuple[Replay, Run]]:
+    """One run for each schedule; which streams there are to starve is known after the first."""
+    from mrv2.checks.virtual.replay import record_replay
+    from mrv2.checks.virtual.schedules import expand
+
+    first, *_ = expand(schedules, streams=1)
+    replays = [record_replay(program, named, first)]
+    others = expand(schedules, streams=replays[0][1].streams)[1:]
+    return [*replays, *(record_replay(program, named, schedule) for schedule in others)]
+
+
+def _each_once(runs: Sequence[Run]) -> tuple[Finding, ...]:
+    """The findings of all runs; the same one of several schedules counts once."""
+    return tuple({finding.fingerprint(): finding for run in reversed(runs) for finding in run.findings}.values())
+
+
+def _verdict(runs: Sequence[Run], findings: Sequence[Finding]) -> RunVerdict:
+    """A run that did not come to its end checked only a part; data that differ are wrong in one of the two."""
+    parts = [verdict_of(findings)] if findings else []
+    parts += [RunVerdict.INCONCLUSIVE for run in runs if run.error is not None]
+    if _differing(runs):
+        parts.append(RunVerdict.FAIL)
+    return combine(parts or [RunVerdict.PASS])
+
+
+def _differing(runs: Sequence[Run]) -> list[Run]:
+    """Runs whose data or error are not those of the first."""
+    return [run for run in runs[1:] if not run.same_outcome(runs[0])]
+
+
+def _print(
+    console: Console, runs: Sequence[Run], findings: Sequence[Finding], seen: tuple[Witness, str] | None,
+    verdict: RunVerdict,
+) -> None:  # fmt: skip
+    """Findings, then data that depend on the schedule, then the witness; the verdict last."""
+    screen.print_findings(console, [ReportedFinding(finding) for finding in findings])
+    for run in _differing(runs):
+        screen.line(console, f"schedule {run.schedule}: other data than in {runs[0].schedule}")
+    for run in runs:
+        if run.error is not None:
+            screen.line(console, f"schedule {run.schedule}: the program did not come to its end: {run.error}")
+    if seen is not None:
+        witness, test = seen
+        screen.line(console, f"wrong data in schedule {witness.wrong.schedule}, found in {witness.runs} runs:")
+        for text in (*witness.timeline.splitlines(), "a test for it:", *test.splitlines()):
+            screen.line(console, text)
+    ran = ", ".join(str(run.schedule) for run in runs)
+    screen.line(console, f"{verdict.value.upper()}: {screen.count(len(findings), 'finding')} in {ran}")
+
+
+def _as_report(program: str, runs: Sequence[Run], findings: Sequence[Finding], verdict: RunVerdict) -> Report:
+    shown: list[JSON] = [
+        {"schedule": str(run.schedule), "error": run.error, "findings": len(run.findings)} for run in runs
+    ]
+    differing: list[JSON] = [str(run.schedule) for run in _differing(runs)]
+    metrics: dict[str, JSON] = {"program": program, "runs": shown, "other data in": differing}
+    return Report("race", describe(), verdict, findings=tuple(map(ReportedFinding, findings)), metrics=metrics)
