@@ -39,6 +39,7 @@ class Plan:
         device: where the test runs.
         schedules: a list as in ``"late,random:5"``.
         allow: waits that are accepted in this test only.
+        asked: whether the test asks for checks itself, wherever the session wants it to run.
     """
 
     sync: Mode
@@ -46,6 +47,7 @@ class Plan:
     device: str
     schedules: str
     allow: tuple[Allowance, ...] = ()
+    asked: bool = False
 
     @property
     def checked(self) -> bool:
@@ -67,8 +69,7 @@ class Options:
         self.device = self._choice("device", DEVICES)
         self.schedules: str | None = self._given("schedules")
         self._settings: Settings | None = None
-        if self.device not in (None, "virtual"):
-            self._refuse_unchecked()
+        _refuse_unchecked("the options of the session", self.device, {"sync": self.sync, "race": self.race})
 
     @property
     def everywhere(self) -> bool:
@@ -115,6 +116,7 @@ class Options:
         marks = list(node.iter_markers("mrv2"))
         for mark in reversed(marks):  # the innermost comes last, and wins
             marked.update(_arguments(node.nodeid, mark))
+        _refuse_unchecked(f"{node.nodeid}, pytest.mark.mrv2", marked.get("device"), marked)
         asks = bool(marks) or not _FIXTURES.isdisjoint(fixtures)
         if not asks and not self.everywhere:
             return None
@@ -125,6 +127,7 @@ class Options:
             marked.get("device") or self.device or "virtual",
             marked.get("schedules") or self.schedules or "late",
             marked.get("allow", ()),
+            asks and "device" not in marked,
         )
 
     def settings_for(self, plan: Plan) -> Settings:
@@ -144,15 +147,17 @@ class Options:
         value = self._choice(name, [mode.value for mode in Mode])
         return None if value is None else Mode(value)
 
-    def _refuse_unchecked(self) -> None:
-        for name, mode in (("sync", self.sync), ("race", self.race)):
-            if mode not in (None, Mode.OFF):
-                raise CheckError(
-                    f"mrv2_device={self.device} with mrv2_{name}={mode.value}",
-                    "tests are checked on the virtual device only",
-                    "what was not watched must not look as if it had passed",
-                    f"--mrv2-device=virtual, or --mrv2-{name}=off",
-                )
+
+def _refuse_unchecked(subject: str, device: str | None, modes: Mapping[str, Any]) -> None:
+    for name in ("sync", "race"):
+        mode = modes.get(name)
+        if device not in (None, "virtual") and mode not in (None, Mode.OFF):
+            raise CheckError(
+                f"{subject}: {name} is {mode.value}, and the device is {device}",
+                "tests are checked on the virtual device only",
+                "what was not watched must not look as if it had passed",
+                f"device virtual, or {name} off",
+            )
 
 
 def _arguments(test: str, mark: pytest.Mark) -> dict[str, Any]:

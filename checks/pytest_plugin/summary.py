@@ -48,6 +48,7 @@ class Summary:
         self._options = options
         self._baseline = baseline
         self._tests: set[str] = set()
+        self._unchecked: set[str] = set()
         self._found: dict[tuple[str, str, bool], _Found] = {}
         self._entries: Counter[str] = Counter()
         self._most: Counter[str] = Counter()
@@ -58,6 +59,9 @@ class Summary:
     def add(self, report: pytest.TestReport) -> None:
         """Add what came with the report of one phase of one test."""
         sent: Any = report.mrv2
+        if "unchecked" in sent:
+            self._unchecked.add(report.nodeid)
+            return
         self._tests.add(report.nodeid)
         for value in sent["found"]:
             one = Judged.from_json(value)
@@ -89,7 +93,7 @@ class Summary:
 
     def write(self, terminal: Any) -> None:
         """The section of the terminal summary; none if nothing was checked and nothing had to be."""
-        if not self._tests and self._problem is None:
+        if not self._tests and not self._unchecked and self._problem is None:
             return
         terminal.section("mrv2")
         for text in self._lines():
@@ -100,6 +104,8 @@ class Summary:
 
     def _lines(self) -> Iterator[str]:
         yield f"{count(len(self._tests), 'test')} checked"
+        if self._unchecked:
+            yield f"{count(len(self._unchecked), 'test')} that asked for it not checked: the device is not virtual"
         for name, times in sorted(self._entries.items()):
             yield f"entered {count(times, 'time')}: {name}"
         for found in self._found.values():

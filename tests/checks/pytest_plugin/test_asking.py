@@ -57,6 +57,10 @@ def test_a_marker_may_allow_a_wait(project):
         ("'late'", ["*pytest.mark.mrv2('late',)", "  rule     its arguments have names"]),
         ("race='fail'", ["*pytest.mark.mrv2(race='fail')*", "  rule     it must be one of off, record, error"]),
         ("device='gpu'", ["*pytest.mark.mrv2(device='gpu')*", "  rule     it must be one of cuda, virtual, cpu"]),
+        (
+            "device='cpu', race='error'",
+            ["*: race is error, and the device is cpu", "  rule *", "  instead  device virtual*"],
+        ),
         ("schedules='latest'", ["schedule 'latest'", "  rule     a schedule is one of late, early*"]),
         ("schedules='explore'", ["schedule 'explore'", "  rule     explore is many runs*"]),
         ("schedules=['late']", ["*pytest.mark.mrv2(schedules=*", "  rule     it is one text"]),
@@ -165,14 +169,22 @@ def test_on_another_device_nothing_is_checked(project):
     """
     result = project(body).runpytest("--mrv2-device=cpu", "-rs")
     result.assert_outcomes(passed=1, skipped=1)
-    result.stdout.fnmatch_lines(["SKIPPED*needs the virtual device, and mrv2_device is cpu"])
+    result.stdout.fnmatch_lines(
+        [
+            "0 tests checked",
+            "2 tests that asked for it not checked: the device is not virtual",
+            "SKIPPED*needs the virtual device, and mrv2_device is cpu",
+        ]
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_checks_on_another_device_are_refused(project, device):
     result = project("def test_it(): pass\n").runpytest(f"--mrv2-device={device}", "--mrv2-sync=error")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: mrv2_device={device} with mrv2_sync=error", "  rule *", "  instead *"])
+    result.stderr.fnmatch_lines(
+        [f"ERROR: the options of the session: sync is error, and the device is {device}", "  rule *", "  instead *"]
+    )
 
 
 def test_an_ini_option_that_means_nothing_is_refused(project):
@@ -200,3 +212,19 @@ def test_allowances_are_added_up_over_tests(project):
     result = project(body, hot("waits", "right") + allow("waits", "MRV101")).runpytest("--mrv2-sync=error")
     result.assert_outcomes(passed=2)
     result.stdout.no_fnmatch_line("*MRV122*")
+
+
+def test_properties_of_hypothesis_run_in_each_schedule(project):
+    body = """
+        from hypothesis import given, strategies
+
+        @given(strategies.integers(0, 3))
+        def test_right(number): assert engine.right()[number] == 2
+
+        @given(strategies.integers(0, 3))
+        def test_races(number): engine.races()
+    """
+    result = project(body).runpytest("--mrv2-race=error", "--mrv2-schedules=late,early")
+    result.assert_outcomes(passed=2, failed=2)
+    result.stdout.fnmatch_lines(["MRV201 *", "  place      engine.py:* in races", "  against    engine.py:* in races"])
+    result.stdout.no_fnmatch_line("*hypothesis/core.py*")

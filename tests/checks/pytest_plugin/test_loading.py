@@ -54,6 +54,18 @@ def test_a_suite_that_asks_for_nothing_runs_as_without_the_plugin(pytester):
     assert with_plugin.errlines == without.errlines == []
 
 
+def test_settings_alone_change_nothing(project):
+    body = """
+        from mrv2.checks.virtual.streams import is_active
+
+        def test_it():
+            assert not hasattr(engine.waits, "__wrapped__") and not is_active()
+    """
+    result = project(body, hot("waits"), "mrv2_schedules = 'late,early'\n").runpytest()
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line("*= mrv2 =*")
+
+
 def test_the_marker_is_known_where_markers_must_be(pytester):
     pytester.makepyfile("import pytest\n@pytest.mark.mrv2(device='cpu')\ndef test_it(): pass\n")
     pytester.runpytest("--strict-markers").assert_outcomes(passed=1)
