@@ -2,11 +2,13 @@
 
 Two runs in which every pair of conflicting operations has the same order compute the same thing (Mazurkiewicz, 1977),
 so one run of each class is enough. As in dynamic partial-order reduction (Flanagan and Godefroid, 2005), the pairs to
-branch at are found by running: those accesses of one run that conflict and that nothing orders. Clocks are fixed
-when an operation is enqueued, so a pair stays a pair in every schedule, and a class is a choice of one direction for
-each. Each next run keeps the directions of some pairs and turns one round; by keeping those before it as they were, no
-class is met twice, which is what sleep sets are for elsewhere. Directions that contradict the order of the program or
-each other make a cycle; they are left out, and nothing is lost, because no run has them.
+branch at are found by running: those accesses of one run that conflict and that nothing orders. Clocks are fixed when
+an operation is enqueued, so a pair stays a pair in every schedule, and a class is a choice of one direction for each.
+What a poll answers decides the program's way: the first poll of what is not over answers no, or yes after all that
+comes before it has run; from the second on, one more operation runs at each. Each next run keeps the directions of
+some pairs and turns one round; by keeping those before it as they were, no class is met twice, which is what sleep
+sets are for elsewhere. Directions that contradict the order of the program or each other make a cycle; they are left
+out, and nothing is lost, because no run has them.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ RUNS = 100
 Name: TypeAlias = tuple[int, int]
 #: Two operations, the one that runs first first.
 Direction: TypeAlias = tuple[Name, Name]
+#: What the first poll of something answers, by the name of what it asks about.
+Answers: TypeAlias = dict[Name, bool]
 
 
 @dataclass(frozen=True)
@@ -54,22 +58,26 @@ class Exploration:
 
 
 def explore(program: Program, runs: int = RUNS) -> Exploration:
-    """Run a program once for each order of its conflicting operations.
+    """Run a program once for each order of its conflicting operations, and for each answer of its polls.
 
-    Exact for one host thread; the order of several host threads is the machine's own. It grows exponentially with the
-    number of pairs that race: a program without races is done in one run.
+    Of the polls of one record the first is a choice, so a program that takes several answers of no can have more
+    outcomes. Exact for one host thread; the order of several host threads is the machine's own. It grows
+    exponentially with the number of pairs that race: a program without races is done in one run.
 
     Args:
         program: see :func:`mrv2.checks.virtual.runs.run_program`.
         runs: stop after so many.
     """
     done: list[Run] = []
-    waiting: list[tuple[Direction, ...]] = [()]
+    waiting: list[tuple[tuple[Direction, ...], Answers]] = [((), {})]
     while waiting and len(done) < runs:
-        directions = waiting.pop()
-        run, met = _run(program, directions)
+        directions, answers = waiting.pop()
+        run, met = _run(program, directions, answers)
         done.append(run)
-        waiting.extend(reversed([*_branches(directions, met)]))
+        turned = [(directions, other) for other in _answers(answers, met)]
+        answers = {**dict.fromkeys(met.polls, False), **answers}
+        turned.extend((other, answers) for other in _branches(directions, met))
+        waiting.extend(reversed(turned))
     return Exploration(tuple(done), not waiting)
 
 
@@ -86,9 +94,18 @@ def _branches(directions: tuple[Direction, ...], met: Met) -> Iterator[tuple[Dir
         kept.append(direction)
 
 
-def _run(program: Program, directions: tuple[Direction, ...]) -> tuple[Run, Met]:
+def _answers(answers: Answers, met: Met) -> Iterator[Answers]:
+    """For each poll that this run answered with no by itself: the same up to there, and yes."""
+    kept = dict(answers)
+    for name in met.polls:
+        if name not in answers:
+            yield {**kept, name: True}
+            kept[name] = False
+
+
+def _run(program: Program, directions: tuple[Direction, ...], answers: Answers) -> tuple[Run, Met]:
     met = Met()
-    scheduler = _Ordered(met, directions)
+    scheduler = _Ordered(met, directions, answers)
     run = run_program(program, "late", judge=met, scheduler=scheduler, hooks=(scheduler.bind,), note=met.note)
     return replace(run, schedule=Schedule("late", 0, run.decisions)), met
 
@@ -103,6 +120,7 @@ class Met(HappensBefore):
         super().__init__()
         self.executed: dict[Name, int] = {}
         self.names: dict[int, Name] = {}
+        self.polls: list[Name] = []
         self._hosts: set[int] = set()
         self._counts: Counter[int] = Counter()
         self._found: dict[Name, Operation] = {}
@@ -170,7 +188,8 @@ class Met(HappensBefore):
         after: dict[Name, set[Name]] = {name: set() for direction in directions for name in direction}
         for first, second in directions:
             after[first].add(second)
-        for first, second in itertools.permutations(after, 2):
+        met = [name for name in after if name in self._found]  # others were on a way that the program did not go
+        for first, second in itertools.permutations(met, 2):
             if self._found[second].covers(self._found[first]):
                 after[first].add(second)
         try:
@@ -185,10 +204,11 @@ def _conflict(one: Access, two: Access) -> bool:
 
 
 class _Ordered:
-    """As late as possible, but the given pairs run in the given direction."""
+    """As late as possible, but the given pairs run in the given direction, and the given polls answer as given."""
 
-    def __init__(self, met: Met, directions: Sequence[Direction]) -> None:
+    def __init__(self, met: Met, directions: Sequence[Direction], answers: Answers) -> None:
         self._met = met
+        self._answers = answers
         self._before: defaultdict[Name, list[Name]] = defaultdict(list)
         for first, second in directions:
             self._before[second].append(first)
@@ -211,13 +231,27 @@ class _Ordered:
             return None
         if reason is Reason.HOST_ACCESS:
             missing = self._missing(self._met.next_on(self._runtime.host_lane()))
-            head = self._first_step(missing[0]) if missing else None
+            head = self._first_step(self._pending(missing[0])) if missing else None
             return ready.index(head) if head in ready else None
+        if reason is Reason.FIRST_POLL:
+            return self._answer(ready)
         queue = self._runtime.engine.queue
         for index, stream in enumerate(ready):
             if not self._missing(self._name(queue(stream).pending[0])):
                 return index
         return 0 if ready and reason is Reason.POLL else None
+
+    def _answer(self, ready: Sequence[int]) -> int | None:
+        """Nothing runs for a no; for a yes, what is asked about and what it needs."""
+        asked = self._runtime.order.asked
+        assert asked is not None
+        lane = asked.queue.lane
+        # A mark that holds a stream has no name: it is told apart by what comes next there.
+        name = self._name(asked) or (lane, -1 - self._met.next_on(lane)[1])
+        if name not in self._met.polls:
+            self._met.polls.append(name)
+        head = self._first_step(asked) if self._answers.get(name) and not asked.done else None
+        return ready.index(head) if head in ready else None
 
     def _missing(self, name: Name | None) -> list[Name]:
         """What must run before an operation and has not."""
@@ -226,9 +260,8 @@ class _Ordered:
     def _name(self, operation: PendingOperation) -> Name | None:
         return self._met.names.get(operation.id)
 
-    def _first_step(self, wanted: Name) -> int | None:
+    def _first_step(self, target: PendingOperation | None) -> int | None:
         """The stream whose head is to run first, for an operation to run in the end."""
-        target = self._pending(wanted)
         for _ in range(len(self._met.names)):
             if target is None:
                 return None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from ..events import OperationKind, SyncKind
 from ..semantics import CAPTURE_CALLS, EVENTS, CaptureCall, EventState
@@ -74,11 +76,19 @@ def _raise(numbers: dict[int, int], to: Mapping[int, int]) -> None:
 
 
 class Order:
-    """The verbs by which a program orders work on one device."""
+    """The verbs by which a program orders work on one device.
+
+    Attributes:
+        asked: what the host last asked about.
+    """
+
+    asked: PendingOperation | None = None
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._known = Known(runtime)
+        self._refused: WeakSet[PendingOperation] = WeakSet()
+        self._refused_at: dict[int, int] = {}  # by queue, how many operations had been submitted at the last no
 
     def record(self, queue: Queue, name: str = "event.record") -> Record:
         """Mark the present end of a stream."""
@@ -164,12 +174,12 @@ class Order:
                 sync = self._sync(host, SyncKind.EVENT_QUERY, name)
                 runtime.sink.acquire(host, runtime.sink.release(host), sync=sync)
                 return True
-            runtime.poll()
+            over = self._poll(record.mark)
             sync = self._sync(host, SyncKind.EVENT_QUERY, name)
-            if record.mark.done:
+            if over:
                 self._known.learn(record.past)
                 runtime.sink.acquire(host, record.token, sync=sync)
-            return record.mark.done
+            return over
 
     def synchronize_queue(self, queue: Queue, name: str = "Stream.synchronize") -> None:
         """Let the host wait for all that a stream has been given."""
@@ -195,14 +205,38 @@ class Order:
         with runtime.lock:
             runtime.captures.refuse_wait("Stream.query")
             runtime.memory.settle()
-            runtime.poll()
-            over = queue.last is None or queue.last.done
+            over = queue.last is None or self._poll(queue.last)
             host = runtime.host_lane()
             sync = self._sync(host, SyncKind.STREAM_QUERY, "Stream.query")
             if over:
                 self._known.learn(self._known.past(queue))
                 runtime.sink.acquire(host, runtime.sink.release(queue.lane), sync=sync)
             return over
+
+    def _poll(self, operation: PendingOperation) -> bool:
+        """Whether an operation is over, now that the host asks.
+
+        What is asked about for the first time and is not over may stay so; from the second time on, work goes on.
+        """
+        engine = self._runtime.engine
+        engine.find_ready()
+        self.asked = operation
+        self._runtime.poll(first=not (operation.done or operation in self._refused or self._is_no_news(operation)))
+        if not operation.done:
+            self._refused.add(operation)
+            self._refused_at[operation.queue.id] = engine.submitted
+        return operation.done
+
+    def _is_no_news(self, mark: PendingOperation) -> bool:
+        """Whether it was made since the host last heard no of this queue, and no work was given to the queue since.
+
+        So a host that records and polls another event in each turn comes to its end.
+        """
+        since = self._refused_at.get(mark.queue.id)
+        if since is None or mark.number < since:
+            return False
+        recent = itertools.takewhile(lambda item: item.number >= since, reversed(mark.queue.pending))
+        return all(item.mark for item in recent)
 
     def synchronize_device(self, name: str = "torch.cuda.synchronize") -> None:
         """Let the host wait for everything."""

@@ -278,8 +278,12 @@ class Runtime:
                 return
             self._run(engine.run_head, engine.queue(ready[choice]))
 
-    def poll(self) -> None:
-        """The host asks how far the device is; one operation may run meanwhile."""
+    def poll(self, *, first: bool) -> None:
+        """The host asks how far the device is, perhaps for the first time; if not, one operation may run meanwhile."""
+        if first:
+            self.progress(Reason.FIRST_POLL)
+            self.engine.find_ready()
+            return
         engine = self.engine
         ready = engine.ready()
         choice = self.scheduler.choose(ready, Reason.POLL)

@@ -26,7 +26,8 @@ class Reason(enum.Enum):
     ENQUEUE = "the host enqueued an operation"
     HOST_ACCESS = "the host is about to touch memory"
     HOST_SYNC = "the host waits for an operation"
-    POLL = "the host asks whether an operation is over"
+    FIRST_POLL = "the host asks for the first time whether an operation is over"
+    POLL = "the host asks once more whether an operation is over"
     END = "the program is over"
 
 
@@ -65,8 +66,8 @@ class Decision:
 class Scheduler(Protocol):
     """Decides which stream runs its next operation.
 
-    At each enqueue, host access and poll it is asked at least once, even if no stream is ready; but for a poll, it is
-    asked again and again until it answers None.
+    At each enqueue, host access and poll it is asked at least once, even if no stream is ready; but for ``POLL``, it is
+    asked again and again until it answers None. Where it never runs anything at ``POLL``, loops that poll do not end.
     """
 
     def start(self, seed: int) -> None:
@@ -92,7 +93,7 @@ class Late:
         """Nothing to draw."""
 
     def choose(self, ready: Sequence[int], reason: Reason) -> int | None:
-        """Progress only where the host polls; a loop that polls must come to its end."""
+        """Progress only where the host polls again; a loop that polls must come to its end."""
         return 0 if reason is Reason.POLL and ready else None
 
     def decisions(self) -> tuple[Decision, ...]:
@@ -166,10 +167,10 @@ class Priorities:
         self._questions = 0
 
     def choose(self, ready: Sequence[int], reason: Reason) -> int | None:
-        """The highest of those that can go on; the host cannot where it waits, and gives way where it polls."""
+        """The highest of those that can go on; the host cannot where it waits, and gives way where it polls again."""
         self._questions += 1
         self._priority.update({stream: self._random.random() for stream in ready if stream not in self._priority})
-        waits = reason is not Reason.ENQUEUE and reason is not Reason.HOST_ACCESS
+        waits = reason in (Reason.HOST_SYNC, Reason.POLL, Reason.END)
         able = [*ready] if waits and ready else [*ready, self._HOST]
         if self._questions in self._points:
             highest = max(able, key=self._priority.__getitem__)
@@ -192,7 +193,7 @@ class Starve:
         """Nothing to draw."""
 
     def choose(self, ready: Sequence[int], reason: Reason) -> int | None:
-        """The first stream that is not starved; the starved one only where the host polls."""
+        """The first stream that is not starved; the starved one only where the host polls again."""
         for index, stream in enumerate(ready):
             if stream != self._stream:
                 return index
@@ -222,7 +223,7 @@ class Moments:
         return max(self.now, 0)
 
     def answer(self, choice: int | None, reason: Reason) -> None:
-        """Note the answer; the host goes on after None, and after any answer to a poll."""
+        """Note the answer; the host goes on after None, and after any answer to ``POLL``."""
         if choice is None or reason is Reason.POLL:
             self._open = False
 
@@ -249,11 +250,15 @@ class Recorder:
         if choice is not None:
             self._taken.append(moment)
             self._streams.append(ready[choice])
+        elif reason is Reason.POLL and ready:  # here ``late`` would run something
+            self._taken.append(moment)
+            self._streams.append(-1)
         return choice
 
     def decisions(self) -> tuple[Decision, ...]:
-        """Every operation that ran although nothing forced it to."""
-        return tuple(map(Decision, self._taken, self._streams))
+        """Every operation that ran although nothing forced it to, and where none ran although the host polled again."""
+        streams = (None if stream < 0 else stream for stream in self._streams)
+        return tuple(map(Decision, self._taken, streams))
 
 
 class Deviating:
