@@ -18,7 +18,7 @@ from ..findings import Finding, Site, Verdict
 from ..hooks.patching import Patches
 from ..libraries import portable
 from ..memory import MemoryBound, MemoryBoundError, bounded, start_metering
-from ..virtual.device import Hook
+from ..virtual.arguments import Hook
 from ..virtual.stacks import whole_stack
 from .names import find, replace_function
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..events import Stack
 from ..hot_path import current_entry
-from ..virtual.device import Hook, VirtualDevice, virtual_device
+from ..virtual.arguments import Hook
+from ..virtual.device import VirtualDevice, virtual_device
 from ..virtual.stacks import library_frames, whole_stack
 from ..virtual.threads import heres
 from .called import name_of, outermost

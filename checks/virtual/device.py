@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from torch import Tensor
 
@@ -16,15 +16,24 @@ from ..findings import Finding
 from ..happens_before.core import HappensBefore
 from ..happens_before.recording import Tee
 from ..happens_before.trace import TraceWriter
+from ..hooks.masked_lanes import MaskedLanes, check_masked_lanes
 from ..libraries import portable
+from .arguments import (
+    Hook,
+    check_kernels,
+    check_sink,
+    check_starved,
+    check_trace,
+    checked_hooks,
+    checked_poison,
+    checked_scheduler,
+)
 from .install import installed
 from .memory import POISON, Poison
 from .runtime import Runtime
-from .schedules import Schedule, Scheduler, start_scheduler
+from .schedules import Schedule, Scheduler
 from .streams import active_runtime
 from .tensor import DeviceTensor
-
-Hook: TypeAlias = Callable[[Runtime], Callable[[], None]]
 
 
 class VirtualDevice:
@@ -75,6 +84,7 @@ def virtual_device(
     sink: EventSink | None = None,
     hooks: tuple[Hook, ...] = (),
     kernels: Literal["compiled", "interpreted"] = "compiled",
+    masked_lanes: MaskedLanes = 0,
 ) -> Iterator[VirtualDevice]:
     """Run code that says ``device="cuda"`` on a virtual asynchronous device.
 
@@ -88,19 +98,29 @@ def virtual_device(
         hooks: installers beyond the standard ones, each of which returns its undo.
         kernels: how Triton kernels run: compiled for the CPU, all but those that cannot be, or all in Triton's
             interpreter, which is hundreds of times slower and the reference.
+        masked_lanes: byte that a kernel's lanes hold that a load without ``other`` masks off, or a function that gives
+            it for each such load of each launch by its line, asked as the launch runs. By default they are zero, as in
+            Triton's interpreter; a GPU promises nothing, so any byte is as right, and ``poison``'s shows who uses them.
 
     Raises:
-        CheckError: a virtual device is open already, there is no such schedule, or the trace cannot be written.
+        CheckError: a virtual device is open already, there is no such schedule, the trace cannot be written, or
+            another argument is not one of those above; at the end, that ``starve:N`` named no stream of the program.
     """
+    check_masked_lanes(masked_lanes)
+    check_kernels(kernels)
+    check_sink(sink)
+    check_trace(trace)
+    installers = checked_hooks(hooks)
     judge = HappensBefore() if sink is None else sink
     with contextlib.ExitStack() as stack:
         told = judge if trace is None else Tee(judge, stack.enter_context(TraceWriter(Path(trace))))
-        runtime = Runtime(told, start_scheduler(schedule, seed), poison=poison)
-        stack.enter_context(installed(runtime, (*_standard_hooks(kernels == "compiled"), *hooks)))
+        runtime = Runtime(told, checked_scheduler(schedule, seed), poison=checked_poison(poison))
+        stack.enter_context(installed(runtime, (*_standard_hooks(kernels == "compiled", masked_lanes), *installers)))
         yield VirtualDevice(runtime, judge)
+    check_starved(schedule, runtime.streams.made)
 
 
-def _standard_hooks(compiled: bool) -> tuple[Hook, ...]:
+def _standard_hooks(compiled: bool, masked_lanes: MaskedLanes) -> tuple[Hook, ...]:
     """What watches the program beside torch itself; imported late, since Triton is heavy."""
     from ..hooks import numpy_alias, snapshots, threads
 
@@ -109,7 +129,7 @@ def _standard_hooks(compiled: bool) -> tuple[Hook, ...]:
         return hooks
     from ..hooks import triton_launch
 
-    return (*hooks, functools.partial(triton_launch.install, compiled=compiled))
+    return (*hooks, functools.partial(triton_launch.install, compiled=compiled, masked_lanes=masked_lanes))
 
 
 def uva_view(tensor: Tensor) -> DeviceTensor:

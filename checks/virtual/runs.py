@@ -14,6 +14,7 @@ from ..events import EventSink
 from ..findings import Finding
 from ..happens_before.core import HappensBefore
 from ..hooks.masked_lanes import MaskedLanes
+from .arguments import checked_answers
 from .device import virtual_device
 from .memory import POISON, Poison
 from .runtime import Runtime
@@ -83,16 +84,14 @@ def run_program(
         KeyboardInterrupt: from the program, too; whatever else it ends with is its outcome.
     """
     chosen = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
-    recorder = Recorder(scheduler or chosen.scheduler())
+    recorder = Recorder(chosen.scheduler() if scheduler is None else checked_answers(scheduler))
     sink = judge or HappensBefore()
     transcript = Transcript(sink, note) if note else None
     data: object = None
     error: str | None = None
     watching = (transcript.observe,) if transcript else ()
     told, watched = transcript or sink, (*watching, *hooks)
-    opened = virtual_device(
-        recorder, chosen.seed, sink=told, poison=poison, hooks=watched, masked_lanes=masked_lanes
-    )
+    opened = virtual_device(recorder, chosen.seed, sink=told, poison=poison, hooks=watched, masked_lanes=masked_lanes)
     with opened as device:
         try:
             data = _call(program)

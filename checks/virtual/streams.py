@@ -62,6 +62,11 @@ class Streams:
         self.queues: dict[int, Queue] = {}
         self.default = self.new_queue("default stream")
 
+    @property
+    def made(self) -> int:
+        """How many there have been so far, branches of graphs included; they are numbered from 0."""
+        return self._made
+
     def new_queue(self, name: str, kind: LaneKind = LaneKind.STREAM) -> Queue:
         """A queue of its own, for a stream or for one branch of a graph."""
         queue = Queue(self._made, self._runtime.sink.lane(kind, name), name)
