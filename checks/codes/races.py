@@ -160,13 +160,14 @@ ENTRIES = (
     ),
     CodeInfo(
         code="MRV213",
-        title="uninitialised device memory reaches a result",
+        title="uninitialised memory, or a masked-off lane, reaches a result",
         soundness=Soundness.SOUND,
-        rule="what a program returns is the same whatever fresh memory held",
+        rule="what a program returns is the same whatever fresh memory held, and lanes that a load masks off without "
+        "`other`",
         why="on a GPU fresh memory holds what its last owner left: a right answer in a test, another request's data or "
-        "NaN in production",
-        remedy="write all of the memory before it is read, or mask what was not written where it is read. Missed: what "
-        "comes out the same for the three bytes tried, and pageable host memory",
+        "NaN in production; masked-off lanes hold anything, too",
+        remedy="write all of the memory before it is read, or mask what was not written where it is read; give a "
+        "masked load an other=. Missed: what comes out the same for the three bytes tried, and pageable host memory",
         example=Example(
             "out = torch.empty(padded, device='cuda')\nkernel[grid](x, out, n)  # writes the first n\nout.sum()",
             "out = torch.empty(padded, device='cuda')\nkernel[grid](x, out, n)\nout[:n].sum()",

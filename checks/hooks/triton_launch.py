@@ -39,6 +39,7 @@ from ..triton_cpu.log import place_of
 from ..triton_cpu.prepared import prepared
 from .kernel_conflicts import Conflict, conflicts
 from .kernel_findings import KernelReport
+from .masked_lanes import MaskedLanes
 from .patching import Patches
 from .runtime import Block, Runtime
 from .triton_interpreter import interpret_programs
@@ -46,22 +47,23 @@ from .triton_language import Function, rewritten
 from .triton_tap import Tap
 
 
-def install(runtime: Runtime, *, compiled: bool = True) -> Callable[[], None]:
+def install(runtime: Runtime, *, compiled: bool = True, masked_lanes: MaskedLanes = 0) -> Callable[[], None]:
     """Send the launches of all Triton kernels to a device; returns the undo.
 
     Args:
         runtime: the device.
         compiled: kernels are compiled for the CPU, all but those that cannot be; else all are interpreted.
+        masked_lanes: what lanes hold that a load without ``other`` masks off.
 
     Launches that Triton would interpret anyway (``TRITON_INTERPRET``) and that have only plain CPU tensors stay with
     Triton.
     """
-    patches = Patches()
+    patches, way = Patches(), _Way(compiled, masked_lanes)
     interpreted_run, autotuned_run = InterpretedFunction.run, Autotuner.run
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         if not warmup:
-            _launch(runtime, self, grid, args, kwargs, compiled)
+            _launch(runtime, self, grid, args, kwargs, way)
 
     def run_interpreted(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         if _plain(runtime, args, kwargs):
@@ -83,24 +85,30 @@ def install(runtime: Runtime, *, compiled: bool = True) -> Callable[[], None]:
 # The launch
 
 
-def _launch(
-    runtime: Runtime, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: bool
-) -> None:
+@dataclass(frozen=True)
+class _Way:
+    """How kernels run: what ``install`` was told."""
+
+    compiled: bool
+    masked_lanes: MaskedLanes
+
+
+def _launch(runtime: Runtime, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], way: _Way) -> None:
     for hook in kernel.pre_run_hooks:
         hook(*args, **kwargs)
     with torch._C.DisableTorchFunction():
-        launch = _prepare(runtime, kernel, grid, args, kwargs, compiled)
+        launch = _prepare(runtime, kernel, grid, args, kwargs, way)
     if launch is not None:
         report = launch.report
         runtime.enqueue(report.name, OperationKind.KERNEL, launch.run, open=True, blocks=report.blocks)
 
 
 def _prepare(
-    runtime: Runtime, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: bool
+    runtime: Runtime, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], way: _Way
 ) -> _Compiled | _Interpreted | None:
     """What to run; None if the grid is empty."""
-    if not compiled or not isinstance(kernel, JITFunction):
-        return _interpreted(runtime, kernel, grid, args, kwargs)
+    if not way.compiled or not isinstance(kernel, JITFunction):
+        return _interpreted(runtime, kernel, grid, args, kwargs, way)
     known = prepared(kernel)
     call = known.bind(args, kwargs)
     values = dict(zip(kernel.arg_names, call.values, strict=True))
@@ -113,13 +121,13 @@ def _prepare(
             code = known.kernel(call, audit=True)
     except Unsupported as error:
         notice(kernel, error)
-        return _interpreted(runtime, kernel, grid, args, kwargs)
+        return _interpreted(runtime, kernel, grid, args, kwargs, way)
     report = KernelReport(runtime, f"triton:{kernel.__name__}", size, blocks)
-    return _Compiled(report, code, code.pack(call.words))
+    return _Compiled(report, code, code.pack(call.words), way.masked_lanes)
 
 
 def _interpreted(
-    runtime: Runtime, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    runtime: Runtime, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], way: _Way
 ) -> _Interpreted | None:
     signature = _signature(kernel.fn)
     values = signature.bind(args, kwargs).arguments
@@ -129,7 +137,7 @@ def _interpreted(
         return None
     report = KernelReport(runtime, f"triton:{kernel.__name__}", size, blocks)
     converted = {name: _converted(value) for name, value in values.items() if name not in signature.constexprs}
-    return _Interpreted(report, rewritten(kernel.fn), {**values, **converted})
+    return _Interpreted(report, rewritten(kernel.fn), {**values, **converted}, way.masked_lanes)
 
 
 def _extents(grid: Any, values: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -254,11 +262,12 @@ class _Interpreted:
     report: KernelReport
     function: Function
     arguments: Mapping[str, Any]
+    masked_lanes: MaskedLanes
 
     def run(self) -> None:
         """Interpret all programs, and tell what they did, as far as they came."""
         grid = self.report.grid
-        tap = Tap(self.report.runtime.blocks(), self.report.stray)
+        tap = Tap(self.report.runtime.blocks(), self.report.stray, self.masked_lanes)
         try:
             interpret_programs(self.function, self.arguments, grid, range(math.prod(grid)), tap)
         finally:
@@ -272,11 +281,13 @@ class _Compiled:
     report: KernelReport
     kernel: CompiledKernel
     arguments: bytes
+    masked_lanes: MaskedLanes
 
     def run(self) -> None:
         """Run all programs, and tell what they did, as far as they came."""
         report = self.report
-        result = self.kernel.launch(self.arguments, report.grid, blocks=report.runtime.packed_blocks())
+        blocks = report.runtime.packed_blocks()
+        result = self.kernel.launch(self.arguments, report.grid, blocks=blocks, masked_lanes=self.masked_lanes)
         _tell(report, result.ranges, *result.conflicts())
         for lanes in result.stray_lanes():
             report.stray(lanes)

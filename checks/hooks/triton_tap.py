@@ -22,6 +22,7 @@ from ..findings import Site
 from ..libraries import folder_of
 from .byte_ranges import Addresses
 from .kernel_log import AccessKind, Fence, KernelAccess, KernelLog, StrayLanes
+from .masked_lanes import MaskedLanes, byte_for
 from .patching import Patches
 
 #: Operations that one program may do. A program of a real kernel does some thousands; one that spins on a flag, or
@@ -44,9 +45,15 @@ class Tap:
     Args:
         blocks: first and one-past-last addresses of what may be accessed, sorted.
         stray: told of lanes outside of all blocks.
+        masked_lanes: what lanes hold that a load without ``other`` masks off.
     """
 
-    def __init__(self, blocks: tuple[Addresses, Addresses], stray: Callable[[StrayLanes], None]) -> None:
+    def __init__(
+        self,
+        blocks: tuple[Addresses, Addresses],
+        stray: Callable[[StrayLanes], None],
+        masked_lanes: MaskedLanes = 0,
+    ) -> None:
         self.log = KernelLog()
         self.program = 0
         self._fuel = FUEL
@@ -54,6 +61,8 @@ class Tap:
         self._bases, self._ends = (bounds.tolist() for bounds in blocks)
         self._near = (0, 0)
         self._stray = stray
+        self._masked_lanes = masked_lanes
+        self._fills: dict[int, int] = {}
         self._sites: dict[tuple[CodeType, int], int] = {}
         self._atomic = False
 
@@ -82,9 +91,11 @@ class Tap:
     # The replacements, in the order of the builder's methods
 
     def _load(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        def load(pointers: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+        def load(pointers: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
+            if other is None and self._masked_lanes != 0 and not self._atomic:
+                other = self._undefined(pointers, mask)
             mask = self._screen(AccessKind.READ, pointers, mask, _bytes_of(pointers))
-            return stock(pointers, mask, *rest, **options)
+            return stock(pointers, mask, other, *rest, **options)
 
         return load
 
@@ -142,6 +153,20 @@ class Tap:
             stock(handle)
 
         return post_init
+
+    def _undefined(self, pointers: Any, mask: Any) -> Any:
+        """What the lanes of a load hold that are masked off; those that stray hold zero. None if there are none."""
+        off = ~np.broadcast_to(getattr(mask, "data", mask), pointers.data.shape).astype(bool)
+        if not off.any():
+            return None
+        site = self._site()
+        if site not in self._fills:
+            self._fills[site] = byte_for(self._masked_lanes, self.log.sites[site])
+        kind = pointers.get_element_ty()
+        dtype = interpreter._get_np_dtype(kind)
+        octets = np.zeros((*off.shape, dtype.itemsize), np.uint8)
+        octets[off] = self._fills[site]
+        return TensorHandle(octets.view(dtype).reshape(off.shape), kind)
 
     # The log
 

@@ -42,7 +42,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         with (
             _as_main(options.script, options.arguments),
-            enabled(check=options.check, order=options.order, poison=options.poison) as session,
+            enabled(check=options.check, order=options.order, masked_lanes=options.masked_lanes) as session,
         ):
             code = _run(options.script)
     except CheckError as error:  # of enabled itself
@@ -62,11 +62,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--order", type=_order, default="forward", help="of a kernel's programs: forward, reverse, or "
                         "a number that shuffles them")  # fmt: skip
     parser.add_argument(
-        "--poison", action="store_true", help="masked-off lanes of loads without `other` hold 0x7f bytes"
+        "--masked-lanes",
+        type=_byte,
+        default=0,
+        metavar="BYTE",
+        help="what lanes hold that a load without `other` "
+        "masks off, e.g. 0xfb; a GPU promises nothing about them (default: 0, as in Triton's interpreter)",
     )
     parser.add_argument("--no-check", dest="check", action="store_false", help="neither check nor log accesses")
     parser.add_argument("script", help="a Python file")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments, if it takes any")
+    rest.required = False  # Python 3.11 would ask for them
     return parser
 
 
@@ -77,6 +83,16 @@ def _order(word: str) -> Order:
         return int(word)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{word!r} is not forward, reverse, or a number") from None
+
+
+def _byte(word: str) -> int:
+    try:
+        number = int(word, 0)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{word!r} is no number") from None
+    if not 0 <= number <= 0xFF:
+        raise argparse.ArgumentTypeError(f"{word} is not a byte, 0 to 255")
+    return number
 
 
 @contextlib.contextmanager

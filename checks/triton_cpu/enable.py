@@ -28,6 +28,7 @@ from ..errors import CheckError
 from ..findings import Finding, Site
 from ..hooks.kernel_conflicts import Conflict, conflicts
 from ..hooks.kernel_log import StrayLanes
+from ..hooks.masked_lanes import MaskedLanes, check_masked_lanes
 from ..hooks.patching import Patches
 from .autotune import run_first_config
 from .errors import Unsupported
@@ -50,13 +51,13 @@ class Session:
     Attributes:
         check: whether accesses are checked.
         order: of the programs: ascending, descending, or shuffled by a seed.
-        poison: whether masked-off lanes of loads without ``other`` hold bytes 0x7f instead of zero.
+        masked_lanes: what lanes hold that a load without ``other`` masks off.
         findings: what was wrong with kernels so far, each kind of fault of each pair of lines once.
     """
 
     check: bool
     order: Order
-    poison: bool
+    masked_lanes: MaskedLanes
     findings: list[Finding] = field(default_factory=list)
     _seen: set[tuple[Any, ...]] = field(default_factory=set, repr=False)
 
@@ -88,7 +89,8 @@ class Session:
     def _run(self, kernel: CompiledKernel, call: Call, grid: Grid, memory: Memory | None) -> None:
         blocks = ANYWHERE if memory is None or kernel.source.from_memory else memory.packed()
         order = self.numbers(grid[0] * grid[1] * grid[2])
-        result = kernel.launch(kernel.pack(call.words), grid, blocks=blocks, order=order, poison=self.poison)
+        words, lanes = kernel.pack(call.words), self.masked_lanes
+        result = kernel.launch(words, grid, blocks=blocks, order=order, masked_lanes=lanes)
         if memory is not None:
             report = LaunchReport(kernel.name, grid, memory)
             self._report(report, result.stray_lanes(), *result.conflicts())
@@ -102,7 +104,10 @@ class Session:
         order = self.numbers(grid[0] * grid[1] * grid[2])
         numbers = None if order is None else order.tolist()
         blocks = memory.merged() if memory is not None and prepared(function).confined(call) else None
-        log, strays = interpret(function, call.values, grid, check=self.check, blocks=blocks, order=numbers)
+        lanes = self.masked_lanes
+        log, strays = interpret(
+            function, call.values, grid, check=self.check, blocks=blocks, order=numbers, masked_lanes=lanes
+        )
         if memory is not None:
             self._report(LaunchReport(function.__name__, grid, memory), strays, conflicts(log), log.sites)
 
@@ -134,28 +139,25 @@ _mine = threading.local()
 
 
 @contextlib.contextmanager
-def enabled(*, check: bool = True, order: Order = "forward", poison: bool = False) -> Iterator[Session]:
+def enabled(*, check: bool = True, order: Order = "forward", masked_lanes: MaskedLanes = 0) -> Iterator[Session]:
     """Run Triton kernels on the CPU within this scope, in all threads; a thread's own scope comes before others'.
 
     Args:
         check: whether accesses are checked and conflicts found; without, kernels run up to twice as fast, and a wrong
             address crashes the process.
         order: of the programs of a grid: ``"forward"``, ``"reverse"``, or a seed that shuffles them.
-        poison: whether masked-off lanes of loads without ``other`` hold bytes 0x7f instead of zero.
+        masked_lanes: byte that lanes hold that a load without ``other`` masks off, or a function that gives it for each
+            such load of each launch by its line. A GPU promises nothing about them; zero is the interpreter's choice.
 
     Yields:
         The session; its ``findings`` grow as kernels run.
 
     Raises:
-        CheckError: TRITON_INTERPRET is set, so kernels are not what Triton would compile; or there is no such order.
+        CheckError: TRITON_INTERPRET is set, so kernels are not what Triton would compile; or an argument is not one of
+            those above.
     """
-    if order not in ("forward", "reverse") and not isinstance(order, int):
-        raise CheckError(
-            subject=f"order={order!r}",
-            rule="it must be 'forward', 'reverse', or a number that shuffles",
-            reason="programs of a grid run in the order that is asked for",
-            remedy="enabled(order='reverse')",
-        )
+    _check_arguments(check, order)
+    check_masked_lanes(masked_lanes)
     if knobs.runtime.interpret:
         raise CheckError(
             subject="TRITON_INTERPRET",
@@ -163,7 +165,7 @@ def enabled(*, check: bool = True, order: Order = "forward", poison: bool = Fals
             reason="it makes Triton itself interpret every kernel that is decorated while it is set",
             remedy="unset it before Triton and the kernels are imported",
         )
-    session = Session(check, order, poison)
+    session = Session(check, order, masked_lanes)
     own: list[Session] = _own()
     _enter(session)
     own.append(session)
@@ -172,6 +174,24 @@ def enabled(*, check: bool = True, order: Order = "forward", poison: bool = Fals
     finally:
         own.remove(session)
         _leave(session)
+
+
+def _check_arguments(check: object, order: object) -> None:
+    if not isinstance(check, bool):
+        raise CheckError(
+            subject=f"check={check!r}",
+            rule="it must be True or False",
+            reason="any other word would count as one of the two, perhaps not the one that was meant",
+            remedy="enabled(check=False)",
+        )
+    seed = isinstance(order, int) and not isinstance(order, bool) and order >= 0
+    if order not in ("forward", "reverse") and not seed:
+        raise CheckError(
+            subject=f"order={order!r}",
+            rule="it must be 'forward', 'reverse', or a number, 0 or more, that shuffles",
+            reason="programs of a grid run in the order that is asked for",
+            remedy="enabled(order='reverse')",
+        )
 
 
 def _own() -> list[Session]:

@@ -14,6 +14,7 @@ from triton.runtime.jit import JITFunction
 
 from ..events import ByteRange
 from ..hooks.kernel_log import KernelLog, StrayLanes
+from ..hooks.masked_lanes import MaskedLanes
 from ..hooks.triton_interpreter import interpret_programs
 from ..hooks.triton_language import Function, rewritten
 from ..hooks.triton_tap import Tap
@@ -36,7 +37,7 @@ def notice(function: JITFunction, reason: Unsupported) -> None:
     if function.fn in _noticed:
         return
     _noticed.add(function.fn)
-    said = f"kernel {function.__name__} runs in Triton's interpreter, which is slow and knows no poison: {reason}"
+    said = f"kernel {function.__name__} runs in Triton's interpreter, which is slow: {reason}"
     warnings.warn(said, InterpretedKernel, stacklevel=_frames_of_libraries())
 
 
@@ -56,6 +57,7 @@ def interpret(
     check: bool,
     blocks: Sequence[ByteRange] | None,
     order: Iterable[int] | None,
+    masked_lanes: MaskedLanes,
 ) -> tuple[KernelLog, list[StrayLanes]]:
     """Run all programs of a grid in Triton's interpreter.
 
@@ -66,6 +68,7 @@ def interpret(
         check: whether accesses are checked and logged.
         blocks: the memory that may be touched, sorted and disjoint; None if the kernel may touch anything.
         order: numbers of the programs in the order to run them; None for ascending.
+        masked_lanes: what lanes hold that a load without ``other`` masks off.
 
     Returns:
         The accesses, and the lanes outside of the memory, which were left out.
@@ -75,11 +78,11 @@ def interpret(
     """
     strays: list[StrayLanes] = []
     bounds = np.array([_ANYWHERE] if blocks is None else blocks, dtype=np.int64).reshape(-1, 2)
-    tap = Tap((bounds[:, 0], bounds[:, 1]), strays.append) if check else None
+    tap = Tap((bounds[:, 0], bounds[:, 1]), strays.append, masked_lanes) if check or masked_lanes != 0 else None
     numbers = range(grid[0] * grid[1] * grid[2]) if order is None else order
     arguments = {
         parameter.name: value if parameter.is_constexpr else interpreter._implicit_cvt(value)
         for parameter, value in zip(function.params, values, strict=True)
     }
     interpret_programs(rewritten(function.fn), arguments, grid, numbers, tap)
-    return KernelLog() if tap is None else tap.log, strays
+    return tap.log if check and tap is not None else KernelLog(), strays

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from ..events import ByteRange
 from ..findings import JSON
+from ..hooks.masked_lanes import MaskedLanes, byte_for
 from . import language  # noqa: F401 - it remembers the language as it is before an interpreter replaces it
 from .arguments import Packer
 from .build import shared_object
 from .emit.source import Source
 from .ir import Module
-from .log import LaunchResult
+from .log import LaunchResult, place_of
 from .metadata import facts_of, source_of
 from .numpy_loops import Loop, loop
 from .recorder import recorder
@@ -61,6 +62,8 @@ class CompiledKernel:
         self._loops = (Loop * len(source.loops))(*(loop(*found) for found in source.loops))
         self._loops_address = ctypes.addressof(self._loops) if source.loops else None
         self._kinds = bytes(site.kind or 0 for site in source.sites)
+        self._zeros = bytes(len(source.sites))
+        self._undefined = [(number, place_of(site)) for number, site in enumerate(source.sites) if site.undefined]
 
     def launch(
         self,
@@ -69,7 +72,7 @@ class CompiledKernel:
         *,
         blocks: bytes,
         order: NDArray[np.int32] | None = None,
-        poison: bool = False,
+        masked_lanes: MaskedLanes = 0,
         fuel: int = FUEL,
     ) -> LaunchResult:
         """Run all programs of a grid, one after another, in the calling thread.
@@ -80,7 +83,7 @@ class CompiledKernel:
             blocks: the memory that may be touched, from ``pack_blocks``; what lies outside is left out and reported.
                 Means nothing to a kernel that was built without checks.
             order: numbers of the programs in the order to run them; int32, a permutation; None for ascending.
-            poison: masked-off lanes of loads without ``other`` hold the byte 0x7f, else zero.
+            masked_lanes: what lanes hold that a load without ``other`` masks off.
             fuel: loop iterations that one program may do.
 
         Raises:
@@ -90,9 +93,18 @@ class CompiledKernel:
         if x * y * z >= 1 << 31:
             raise OverflowError(f"{self.name}: a grid of {grid} has 2**31 programs or more")
         mine = recorder()
-        mine.begin(self.source.sites, grid, blocks, self._loops_address, fuel, poison)
+        mine.begin(self.source.sites, grid, blocks, self._loops_address, fuel, self._fills(masked_lanes))
         self._run(mine.address, arguments, x, y, z, None if order is None else order.ctypes.data)
         return mine.take(self.name, self._kinds)
+
+    def _fills(self, masked_lanes: MaskedLanes) -> bytes:
+        """A byte for each site."""
+        if masked_lanes == 0 or not self._undefined:
+            return self._zeros
+        fills = bytearray(self._zeros)
+        for number, place in self._undefined:
+            fills[number] = byte_for(masked_lanes, place)
+        return bytes(fills)
 
 
 def compiled(variant: Variant, *, audit: bool = True, truncate_bf16: bool = False) -> CompiledKernel:

@@ -65,6 +65,7 @@ def _site_out(site: AccessSite) -> JSON:
         "message": site.message,
         "values": [_type_out(kind) for kind in site.values],
         "hexadecimal": site.hexadecimal,
+        "undefined": site.undefined,
     }
 
 
@@ -78,4 +79,5 @@ def _site_in(facts: Mapping[str, Any]) -> AccessSite:
         message=facts["message"],
         values=tuple(_type_in(kind) for kind in facts["values"]),
         hexadecimal=facts["hexadecimal"],
+        undefined=facts["undefined"],
     )

@@ -49,6 +49,7 @@ class Launch(ctypes.Structure):
         ("scratch", ctypes.c_void_p),
         ("scratch_capacity", ctypes.c_int64),
         ("loops", ctypes.c_void_p),
+        ("fills", ctypes.c_char_p),
         ("print", ctypes.c_void_p),
         ("fuel", ctypes.c_int64),
         ("fuel_left", ctypes.c_int64),
@@ -57,7 +58,6 @@ class Launch(ctypes.Structure):
         ("stopped", ctypes.c_int32),
         ("stop_site", ctypes.c_int32),
         ("program", ctypes.c_int32),
-        ("poison", ctypes.c_int32),
     )
 
 
@@ -109,7 +109,7 @@ class Recorder:
         blocks: bytes,
         loops: int | None,
         fuel: int,
-        poison: bool,
+        fills: bytes,
     ) -> None:
         """Make ready for a launch."""
         self._sites, self._grid = sites, grid
@@ -122,7 +122,7 @@ class Recorder:
         launch.fuel = fuel
         launch.nan_site = -1
         launch.stopped = 0
-        launch.poison = poison
+        launch.fills = fills
 
     def take(self, kernel: str, kinds: bytes) -> LaunchResult:
         """What the launch did."""

@@ -1,7 +1,8 @@
 """Loads and stores, through the macros of ``launch.h``.
 
 A lane that is masked off, or that lies outside of all blocks, touches nothing. A load without ``other`` leaves such a
-lane zero, or poisoned on request. Of several lanes that store to one address the last wins, as in the interpreter.
+lane at the byte that the launch fills it with, zero unless asked otherwise. Of several lanes that store to one address
+the last wins, as in the interpreter.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def load(program: Program, operation: Operation) -> None:
     """``tt.load pointer, mask, other``."""
     pointer, mask, other = (*operation.operands, None, None)[:3]
     assert pointer is not None
-    site = program.site(operation, AccessKind.READ, accessed(program, operation))
+    undefined = mask is not None and other is None
+    site = program.site(operation, AccessKind.READ, accessed(program, operation), undefined=undefined)
     if isinstance(pointer.type, Tensor):
         _load_tensor(program, site, operation.results[0], pointer, mask, other)
     else:
@@ -65,7 +67,7 @@ def _load_scalar(
     target, kind, width = program.storage(result), c_type(result.element), size(result.element)
     with each_lane(program, pointer):
         if other is None:
-            program.line(f"memset(&{target}, {_fill(mask)}, {width});")
+            program.line(f"memset(&{target}, {_fill(mask, site)}, {width});")
         else:
             program.line(f"{target} = {program.lane(other)};")
         with program.block(f"if ({allowed(program, mask, width, site)})"):
@@ -78,15 +80,15 @@ def _load_tensor(
 ) -> None:
     target = program.storage(result)
     if other is None:
-        program.line(f"memset({target}, {_fill(mask)}, {result.lanes * size(result.element)});")
+        program.line(f"memset({target}, {_fill(mask, site)}, {result.lanes * size(result.element)});")
     else:
         program.copy(target, other)
     _access_tensor(program, "load", site, target, pointer, mask)
 
 
-def _fill(mask: Value | None) -> str:
+def _fill(mask: Value | None, site: int) -> str:
     """The byte that fills what no ``other`` gives: lanes that are masked off, else those outside of all memory."""
-    return "0" if mask is None else "launch->poison ? POISON_BYTE : 0"
+    return "0" if mask is None else f"launch->fills[{site}]"
 
 
 def _access_tensor(program: Program, action: str, site: int, values: str, pointer: Value, mask: Value | None) -> None:

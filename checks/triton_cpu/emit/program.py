@@ -331,10 +331,11 @@ class Program:
         message: str = "",
         values: tuple[Type, ...] = (),
         hexadecimal: bool = False,
+        undefined: bool = False,
     ) -> int:
         """A number for an access, a loop, an assertion or a print; ``element`` is what one lane accesses."""
         width = 0 if element is None else size(element)
-        site = AccessSite(operation.location, kind, width, acquires, releases, message, values, hexadecimal)
+        site = AccessSite(operation.location, kind, width, acquires, releases, message, values, hexadecimal, undefined)
         self.unit.sites.append(site)
         return len(self.unit.sites) - 1
 

@@ -31,6 +31,7 @@ class AccessSite:
         message: of an assertion or a print.
         values: of a print, types of what is printed; of unsigned integers by their MLIR names, ``ui8`` … ``ui64``.
         hexadecimal: whether it prints so.
+        undefined: whether it is a load that masks lanes off and does not say what they hold instead.
     """
 
     location: tuple[Site, ...]
@@ -41,6 +42,7 @@ class AccessSite:
     message: str = ""
     values: tuple[Type, ...] = ()
     hexadecimal: bool = False
+    undefined: bool = False
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ typedef struct Launch {
   char *scratch;           /* storage of the tensors of one program, 64-byte aligned */
   int64_t scratch_capacity;
   const Loop *loops;       /* indexed by the LOOP_ constants that the generator writes */
+  const uint8_t *fills;    /* of each site: the byte that its masked-off lanes hold, if it is a load without `other` */
   Print print;
   int64_t fuel;            /* loop iterations that one program may do */
   int64_t fuel_left;
@@ -63,10 +64,7 @@ typedef struct Launch {
   int32_t stopped;         /* why the launch ended early */
   int32_t stop_site;
   int32_t program;         /* the one that runs */
-  int32_t poison;          /* whether masked-off lanes without `other` hold POISON_BYTE, else zero */
 } Launch;
-
-#define POISON_BYTE 0x7f
 
 /* The run of bytes that a site is accessing in this program. */
 typedef struct { uint64_t low, high; int64_t stored; } Run;

@@ -196,23 +196,37 @@ def test_loads_outside_of_all_memory_are_zero_and_reported():
     assert [(int(row["lanes"]), int(row["site"])) for row in result.strays] == [(32, 0)]
 
 
-# Poison
+# Lanes that are masked off
 
 
 @triton.jit
-def poison_kernel(x, out, n, N: tl.constexpr):
+def masked_kernel(x, out, n, N: tl.constexpr):
     i = tl.arange(0, N)
     tl.store(out + i, tl.load(x + i, mask=i < n))
     tl.store(out + N + i, tl.load(x + i * 2 % N, mask=i < n, other=4))
     tl.store(out + 2 * N, tl.load(x, mask=n > N))
 
 
-@pytest.mark.parametrize("poison", [False, True])
-def test_masked_lanes_without_other_may_be_poisoned(poison):
+@pytest.mark.parametrize("byte", [0, 0x7F])
+def test_masked_lanes_without_other_hold_the_byte(byte):
     out = torch.zeros(33, dtype=torch.int32)
-    launch(poison_kernel, (1,), torch.full((16,), 6, dtype=torch.int32), out, 5, 16, options={"poison": poison})
-    filler = 0x7F7F7F7F if poison else 0
+    launch(masked_kernel, (1,), torch.full((16,), 6, dtype=torch.int32), out, 5, 16, options={"masked_lanes": byte})
+    filler = byte * 0x01010101
     assert out.tolist() == [6] * 5 + [filler] * 11 + [6] * 5 + [4] * 11 + [filler]
+
+
+def test_each_load_without_other_is_asked_for_by_its_line():
+    asked = []
+
+    def byte(place):
+        asked.append(place.line)
+        return len(asked)
+
+    out = torch.zeros(33, dtype=torch.int32)
+    launch(masked_kernel, (1,), torch.full((16,), 6, dtype=torch.int32), out, 15, 16, options={"masked_lanes": byte})
+    first = masked_kernel.fn.__code__.co_firstlineno
+    assert asked == [first + 3, first + 5]
+    assert (out[15].item(), out[32].item()) == (0x01010101, 0x02020202)
 
 
 # Atomics

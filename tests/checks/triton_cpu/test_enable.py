@@ -291,17 +291,32 @@ def test_a_seed_shuffles_and_repeats():
     assert len({last(seed) for seed in range(6)}) > 1
 
 
-def test_an_order_that_does_not_exist_is_refused():
-    with pytest.raises(CheckError, match="sideways"), enabled(order="sideways"):
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"order": "sideways"}, "order='sideways'"),
+        ({"order": -1}, "order=-1"),
+        ({"order": True}, "order=True"),
+        ({"check": "no"}, "check='no'"),
+        ({"check": 1}, "check=1"),
+        ({"masked_lanes": 256}, "masked_lanes=256"),
+        ({"masked_lanes": -1}, "masked_lanes=-1"),
+        ({"masked_lanes": True}, "masked_lanes=True"),
+        ({"masked_lanes": "0xFB"}, "masked_lanes='0xFB'"),
+    ],
+)
+def test_an_argument_that_means_nothing_is_refused(arguments, named):
+    with pytest.raises(CheckError) as caught, enabled(**arguments):
         pass
+    assert caught.value.subject == named
 
 
-def test_poison_in_masked_lanes():
+def test_another_byte_in_masked_lanes():
     x, out = torch.arange(8, dtype=torch.int32), torch.zeros(8, dtype=torch.int32)
     with enabled():
         halves[(1,)](x, out, BLOCK=8)
     assert out.tolist() == [0, 1, 2, 3, 0, 0, 0, 0]
-    with enabled(poison=True):
+    with enabled(masked_lanes=0x7F):
         halves[(1,)](x, out, BLOCK=8)
     assert out.tolist() == [0, 1, 2, 3] + [0x7F7F7F7F] * 4
 

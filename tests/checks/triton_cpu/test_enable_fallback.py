@@ -10,7 +10,7 @@ import torch
 from mrv2.checks.triton_cpu import InterpretedKernel, enabled, prepared
 from mrv2.checks.triton_cpu.errors import Unsupported
 
-from .test_enable import add, annotated, fills, fresh, last_program_wins, numbers, through_table
+from .test_enable import add, annotated, fills, fresh, halves, last_program_wins, numbers, through_table
 
 
 @pytest.fixture
@@ -65,6 +65,17 @@ def test_the_interpreter_follows_pointers_from_memory(unsupported):
     with enabled() as session:
         fresh(through_table)[(1,)](torch.tensor([target.data_ptr()]), out)
     assert (out.item(), session.findings) == (5, [])
+
+
+@pytest.mark.filterwarnings("ignore::mrv2.checks.triton_cpu.fallback.InterpretedKernel")
+@pytest.mark.parametrize("check", [True, False])
+def test_the_interpreter_fills_masked_lanes_too(unsupported, check):
+    x, out = torch.arange(8, dtype=torch.int32), torch.zeros(8, dtype=torch.int32)
+    kernel = annotated(halves)
+    for byte in (0, 0x7F):
+        with enabled(check=check, masked_lanes=byte):
+            kernel[(1,)](x, out, BLOCK=8)
+        assert out.tolist() == [0, 1, 2, 3] + [byte * 0x01010101] * 4
 
 
 @pytest.mark.filterwarnings("ignore::mrv2.checks.triton_cpu.fallback.InterpretedKernel")

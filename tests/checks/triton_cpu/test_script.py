@@ -87,12 +87,12 @@ def test_order(script, capsys, order, expected):
     assert capsys.readouterr().out == f"{expected}\n"
 
 
-def test_poison(script, capsys):
+def test_masked_lanes(script, capsys):
     body = (
         "@triton.jit\ndef masked(out_ptr):\n    tl.store(out_ptr, tl.load(out_ptr, mask=tl.program_id(0) > 0))\n"
         "out = torch.zeros(1, dtype=torch.int32)\nmasked[(1,)](out)\nprint(hex(out.item()))\n"
     )
-    assert main(["--poison", script(body)]) == 0
+    assert main(["--masked-lanes", "0x7f", script(body)]) == 0
     assert capsys.readouterr().out == "0x7f7f7f7f\n"
 
 
@@ -109,7 +109,12 @@ def test_a_kernel_that_fails_says_so_in_four_parts(script, capsys):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--order", "sideways", "x.py"], "not forward, reverse, or a number"), ([], "script")],
+    [
+        (["--order", "sideways", "x.py"], "not forward, reverse, or a number"),
+        (["--masked-lanes", "256", "x.py"], "not a byte, 0 to 255"),
+        (["--masked-lanes", "zero", "x.py"], "no number"),
+        ([], "required: script\n"),
+    ],
 )
 def test_wrong_words(words, message, capsys):
     with pytest.raises(SystemExit) as caught:
