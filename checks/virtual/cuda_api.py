@@ -61,6 +61,7 @@ class CudaApi:
             "current_stream": lambda device=None: runtime.current_stream(),
             "default_stream": lambda device=None: runtime.streams.handle(runtime.streams.default),
             "set_stream": self._set_stream,
+            "get_stream_from_external": lambda data_ptr, device=None: Stream(device, stream_ptr=data_ptr),
             "synchronize": lambda device=None: runtime.order.synchronize_device(),
             "empty_cache": lambda: memory.empty_cache("torch.cuda.empty_cache"),
             "ipc_collect": lambda: None,

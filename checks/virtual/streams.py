@@ -74,6 +74,22 @@ class Streams:
         self.queues[queue.id] = queue
         return queue
 
+    def numbered(self, number: int, device_index: int | None = None, device_type: int | None = None) -> Queue:
+        """The stream of a number; there are no others than those of the device, as there is no other library.
+
+        Raises:
+            VirtualDeviceError: there is none.
+        """
+        queue = self.queues.get(number)
+        if queue is None or device_index not in (None, -1, 0) or device_type not in (None, 1):
+            raise VirtualDeviceError(
+                f"stream {number}, device index {device_index}, device type {device_type}",
+                "it must be one of the virtual device's streams",
+                "work on any other stream would be invisible to the checks",
+                "the stream_id or cuda_stream of a torch.cuda.Stream that was made inside the same block",
+            )
+        return queue
+
     def end_queue(self, queue: Queue) -> None:
         """Nothing will be enqueued there any more."""
         del self.queues[queue.id]
@@ -109,11 +125,34 @@ class GenericStream:
     device_index = 0
     device_type = 1
 
-    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+    def __init__(
+        self,
+        device: Any = None,
+        device_index: int | None = None,
+        device_type: int | None = None,
+        *,
+        priority: int = 0,
+        stream_id: int | None = None,
+        stream_ptr: int | None = None,
+    ) -> None:
+        """A stream of the pool; or another handle of one that there is, by its number or what stands for its pointer.
+
+        Three numbers without names are ``stream_id``, ``device_index`` and ``device_type``.
+
+        Raises:
+            VirtualDeviceError: there is no such stream.
+        """
         self._runtime = active_runtime("a stream")
-        self._priority = min(0, max(-5, priority))
+        if device_type is not None and stream_id is None:
+            stream_id = device
+        number = stream_ptr if stream_id is None else stream_id
+        streams = self._runtime.streams
         with self._runtime.lock:
-            self._queue = self._runtime.streams.next_of_pool(self._priority)
+            if number is None:
+                self._queue = streams.next_of_pool(min(0, max(-5, priority)))
+            else:
+                self._queue = streams.numbered(number, device_index, device_type)
+        self._priority = self._queue.priority
 
     @classmethod
     def _of(cls, runtime: Runtime, queue: Queue) -> Any:
@@ -204,6 +243,9 @@ class GenericStream:
 
 class Stream(GenericStream):
     """``torch.cuda.Stream``; unequal to the generic class's streams, as in torch."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **named: Any) -> None:
+        super().__init__(device, priority=priority, **named)
 
     @staticmethod
     def _event() -> Any:

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from mrv2.checks.virtual import virtual_device
+from mrv2.checks.virtual import VirtualDeviceError, virtual_device
 
 from .conftest import codes
 
@@ -363,3 +363,77 @@ class TestHandlesEntered:
             current = torch.cuda.current_stream()
             stream.__exit__()
             assert torch.cuda.current_stream() == current != stream and other is None
+
+
+class TestHandlesByNumber:
+    """Streams that are named by a number or a pointer are those that there are, and never new ones."""
+
+    WAYS = {  # noqa: RUF012 - read only
+        "ExternalStream": lambda s: torch.cuda.ExternalStream(s.cuda_stream),
+        "ExternalStream with a device": lambda s: torch.cuda.ExternalStream(s.cuda_stream, device="cuda:0"),
+        "stream_id": lambda s: torch.cuda.Stream(stream_id=s.stream_id, device_index=0, device_type=1),
+        "stream_id and device_index": lambda s: torch.cuda.Stream(stream_id=s.stream_id, device_index=0),
+        "stream_ptr": lambda s: torch.cuda.Stream(stream_ptr=s.cuda_stream),
+        "generic": lambda s: torch.Stream(stream_id=s.stream_id, device_index=s.device_index, device_type=1),
+        "generic, by place": lambda s: torch.Stream(s.stream_id, 0, 1),
+        "external": lambda s: torch.cuda.get_stream_from_external(s.cuda_stream),
+        "external with a device": lambda s: torch.cuda.get_stream_from_external(s.cuda_stream, 0),
+    }
+    STREAMS = {  # noqa: RUF012 - read only
+        # Looked up when a device is open.
+        "default": lambda: torch.cuda.default_stream(),  # noqa: PLW0108
+        "pool": lambda: torch.cuda.Stream(),  # noqa: PLW0108
+        "priority": lambda: torch.cuda.Stream(priority=-1),
+    }
+
+    def used_twice(self, way, stream):
+        """Work through one handle, and then work that depends on it through another."""
+        stream = self.STREAMS[stream]()
+        other = self.WAYS[way](stream)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            data = torch.ones(4, device="cuda")
+        with torch.cuda.stream(other):
+            data.mul_(2)
+        stream.synchronize()
+        return data.cpu()
+
+    @pytest.mark.parametrize("stream", STREAMS)
+    @pytest.mark.parametrize("way", WAYS)
+    def test_it_is_the_same_queue(self, vd, way, stream):
+        assert self.used_twice(way, stream).tolist() == [2.0] * 4
+        assert vd.findings == []
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_it_is_equal_and_of_the_same_priority(self, late, way):
+        stream = torch.cuda.Stream(priority=-2)
+        other = self.WAYS[way](stream)
+        assert (other.stream_id, other.priority) == (stream.stream_id, -2)
+        assert (other == stream) == (not way.startswith("generic"))
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_another_stream_is_another_queue(self, late, way):
+        stream, other = torch.cuda.Stream(), torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            data = torch.ones(4, device="cuda")
+        with torch.cuda.stream(self.WAYS[way](other)):
+            data.mul_(2)
+        torch.cuda.synchronize()
+        assert "MRV204" in [finding.code for finding in late.findings]
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: torch.cuda.ExternalStream(0x7F0000001000),
+            lambda: torch.cuda.Stream(stream_id=99, device_index=0, device_type=1),
+            lambda: torch.cuda.Stream(stream_id=0, device_index=1, device_type=1),
+            lambda: torch.Stream(0, 0, 0),
+        ],
+    )
+    def test_a_stream_that_nobody_made_is_refused(self, late, make):
+        with pytest.raises(VirtualDeviceError, match="one of the virtual device's streams"):
+            make()
+
+    def test_an_argument_that_torch_does_not_know_is_an_error(self, late):
+        with pytest.raises(TypeError):
+            torch.cuda.Stream(strem_id=0)
