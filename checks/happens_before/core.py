@@ -263,6 +263,7 @@ class HappensBefore(EventSink):
         self._ended_limit = max(_ENDED_LANES, 2 * len(self._ended))
 
     def _drop_lane(self, number: int) -> None:
+        self._waits.forget(number)
         last = self._lanes.pop(number).last
         if last is not None:
             self._operations.pop(last.number, None)

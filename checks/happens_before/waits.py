@@ -50,6 +50,10 @@ class WaitLog:
         self._last[lane] = number
         self._current[number] = wait
 
+    def forget(self, lane: int) -> None:
+        """A lane is gone, and asks for no synchronisation any more."""
+        self._current.pop(self._last.pop(lane, -1), None)
+
     def acquired(self, number: int) -> bool:
         """The synchronisation has acquired something; returns whether it is one that still may."""
         wait = self._current.get(number)

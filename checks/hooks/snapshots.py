@@ -5,7 +5,8 @@ remembered when the copy is enqueued, and compared when a host thread acquires a
 write was told in between are left out: these are the happens-before checker's. So the verdict is the same in every
 schedule, and whether the copy has run by then does not matter.
 
-What is missed: a byte that is written and set back, and copies of more than a mebibyte.
+What is missed: a byte that is written and set back, copies of more than a mebibyte, and what is written thousands of
+steps after a copy that the host never waits for.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 20
 #: All that is remembered at one time.
 MAX_TOTAL = 16 << 20
+#: So many uploads at one time, and so many moments after them that somebody may still wait for. Beyond any of the
+#: three, the oldest source is compared early: nobody waits for that upload.
+MAX_OPEN = 4096
+MAX_TOKENS = 4096
 
 
 def install(runtime: Runtime) -> Callable[[], None]:
@@ -57,7 +62,6 @@ class SnapshotSink:
 
     def __init__(self, runtime: Runtime) -> None:
         inner = runtime.sink
-        self.end_lane = inner.end_lane
         self.close = inner.close
         self.sync = inner.sync
         self.allocate = inner.allocate
@@ -101,6 +105,11 @@ class SnapshotSink:
             self._hosts.add(number)
         return number
 
+    def end_lane(self, lane: int) -> None:
+        """See :meth:`EventSink.end_lane`."""
+        self._hosts.discard(lane)
+        self._inner.end_lane(lane)
+
     def operation(
         self,
         lane: int,
@@ -141,6 +150,8 @@ class SnapshotSink:
         """See :meth:`EventSink.release`."""
         token = self._inner.release(lane)
         self._open.release(lane, token)
+        while self._open.tokens > MAX_TOKENS:
+            self._conclude(self._open.oldest())
         return token
 
     def acquire(self, lane: int, token: int, *, sync: int | None = None) -> None:
@@ -165,7 +176,7 @@ class SnapshotSink:
         self._next = None
         snapshot.stack, snapshot.step = stack, step
         self._open.add(snapshot, lane)
-        while self._open.nbytes > MAX_TOTAL:
+        while self._open.nbytes > MAX_TOTAL or len(self._open) > MAX_OPEN:
             self._conclude(self._open.oldest())
         if self.began is not None:
             self.began(snapshot)

@@ -44,6 +44,9 @@ POISON = 0xFB
 Poison: TypeAlias = int | Callable[[int], int]
 #: A drop happens for every intermediate result, and its innermost frames tell which.
 DROP_FRAMES = 3
+#: So much dropped memory is kept for pending work that might touch it; then the oldest of that work runs.
+WITHHELD_BLOCKS = 4096
+WITHHELD_BYTES = 512 << 20
 
 
 class Block:
@@ -204,6 +207,7 @@ class Memory:
         self._poison = poison
         self._actions: deque[Callable[[], None]] = deque()
         self._withheld: deque[tuple[int, Block]] = deque()
+        self._withheld_bytes = 0
 
     def allocate_device(self, layout: Layout, queue: Queue) -> tuple[Tensor, Ownership | None]:
         """Fresh device memory, poisoned, owned by a stream; an empty tensor owns none."""
@@ -280,11 +284,18 @@ class Memory:
                 self.free(block, self.runtime.host_lane() if lane is None else lane, stack)
         while self._actions:
             self._actions.popleft()()
-        withheld = self._withheld
-        if withheld:
-            oldest = self.runtime.engine.oldest()
-            while withheld and withheld[0][0] <= oldest:
-                self._release(withheld.popleft()[1])
+        if self._withheld:
+            self._release_untouchable()
+            while len(self._withheld) > WITHHELD_BLOCKS or self._withheld_bytes > WITHHELD_BYTES:
+                self.runtime.engine.advance()
+                self._release_untouchable()
+
+    def _release_untouchable(self) -> None:
+        withheld, oldest = self._withheld, self.runtime.engine.oldest()
+        while withheld and withheld[0][0] <= oldest:
+            block = withheld.popleft()[1]
+            self._withheld_bytes -= block.size
+            self._release(block)
 
     def free(self, block: Block, lane: int, stack: Stack) -> None:
         """The program has dropped a block: tell the sink, and poison it when the allocator may hand it out."""
@@ -304,6 +315,7 @@ class Memory:
             self._release(block)
         else:
             self._withheld.append((engine.submitted, block))
+            self._withheld_bytes += block.size
 
     def _poison_in_stream(self, block: Block) -> None:
         """The next owner writes in the order of the owning stream, and after the streams that were recorded."""

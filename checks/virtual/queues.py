@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from .graphs import Capture
     from .memory import Block
 
+#: So many operations that are over, and marks, are kept behind one that is not; then that one runs. What is behind it
+#: cannot be forgotten, nor the memory that was dropped since, so without an end to it a stream that nobody ever waits
+#: for would make every run grow. A real stream would have run long before.
+KEPT_OPERATIONS = 4 * LAUNCH_QUEUE_ENTRIES
+
 
 class Work:
     """What an operation needs to be enqueued, now or at each replay of a graph; see ``Runtime.enqueue``."""
@@ -154,6 +159,7 @@ class Engine:
         self._busy: dict[int, Queue] = {}
         self._order: deque[PendingOperation] = deque()
         self._entries = 0
+        self._work = 0  # operations that are not over and are no marks
         self._number = 0
 
     @property
@@ -168,15 +174,30 @@ class Engine:
             order.popleft()
         return order[0].number if order else self._number
 
+    def advance(self) -> None:
+        """Run the oldest operation that is not over, if there is one; it waits for nothing."""
+        self.oldest()
+        if self._order:
+            self.force(self._order[0])
+
+    def _bound_what_is_kept(self) -> None:
+        self.oldest()
+        while len(self._order) - self._work > KEPT_OPERATIONS:
+            self.advance()
+            self.oldest()
+
     def submit(self, operation: PendingOperation) -> None:
-        """Append to its queue; if the launch queue is full, the oldest operations run first."""
+        """Append to its queue; if the launch queue is full, or too much is kept, the oldest operations run first."""
         if operation.entries:
             if self._entries >= LAUNCH_QUEUE_ENTRIES:
                 self._when_full(operation)
             while self._entries >= LAUNCH_QUEUE_ENTRIES:
-                self.oldest()
-                self.force(self._order[0])
+                self.advance()
             self._entries += operation.entries
+        if len(self._order) - self._work > KEPT_OPERATIONS:
+            self._bound_what_is_kept()
+        if not operation.mark:
+            self._work += 1
         operation.number = self._number
         self._number += 1
         queue = operation.queue
@@ -229,6 +250,8 @@ class Engine:
         if not queue.pending:
             del self._busy[queue.id]
         self._entries -= operation.entries
+        if not operation.mark:
+            self._work -= 1
         try:
             if operation.run is not None:
                 self._execute(operation)
@@ -257,10 +280,8 @@ class Engine:
 
     def drain(self) -> None:
         """Run everything, in the order of enqueuing."""
-        self.oldest()
         while self._order:
-            self.force(self._order[0])
-            self.oldest()
+            self.advance()
 
     def _pass_marks(self, queue: Queue) -> bool:
         """Pass the heads that are no work of the program; says whether another queue may have become ready by it."""
