@@ -66,7 +66,9 @@ class Copies:
 
     def as_type(self, tensor: Tensor, dtype: Any, non_blocking: bool) -> Any:
         """``Tensor.type(dtype)`` of a device tensor, or to a device type such as ``torch.cuda.FloatTensor``."""
-        name = dtype if isinstance(dtype, str) else None
+        # A class of tensors such as ``torch.FloatTensor`` stands for its name.
+        name = f"{dtype.__module__}.{dtype.__name__}" if isinstance(dtype, type) else dtype
+        name = name if isinstance(name, str) else None
         if name is None:
             return self.to(tensor, (dtype,), {"non_blocking": non_blocking})
         on_device = name.startswith("torch.cuda.")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverloadPacket
 from torch.utils import dlpack
 
 from .layouts import tensor_ranges
@@ -22,6 +23,7 @@ from .threads import below_modes
 if TYPE_CHECKING:
     from .runtime import Runtime
 
+_aten = torch.ops.aten
 Handler = Callable[["Runtime", Any, tuple[Any, ...], dict[str, Any]], Any]
 _handlers: dict[Any, Handler] = {}
 
@@ -71,6 +73,46 @@ def _to(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 def _is_device(value: Any) -> bool:
     return not isinstance(value, bool) and needs_device(value)
+
+
+@_handles(Tensor.type_as)
+def _type_as(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    other = args[1] if len(args) > 1 else kwargs["other"]
+    if type(args[0]) is not type(other) and DeviceTensor in (type(args[0]), type(other)):
+        return runtime.copies.to(args[0], (other,), {})
+    return func(*args, **kwargs)
+
+
+@_handles(_aten._to_copy, _aten._to_copy.default, _aten.to, _aten.to.device, _aten.to.dtype_layout, _aten.to.other)
+def _to_operator(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The program calls the operator itself; here it means the device that it says, which C++ need not."""
+    overload = func
+    if isinstance(func, OpOverloadPacket):
+        overload = getattr(func, torch._C._jit_resolve_packet(func._qualified_op_name, *args, **kwargs) or "default")
+    named = dict(zip((argument.name for argument in overload._schema.arguments), args, strict=False)) | kwargs
+    tensor, other = named["self"], named.get("other")
+    device = named.get("device") if other is None else DEVICE if type(other) is DeviceTensor else other.device
+    if device is None or needs_device(device) == (type(tensor) is DeviceTensor):
+        return func(*args, **kwargs)
+    kept = ("dtype", "non_blocking", "memory_format")
+    flags = {name: named[name] for name in kept if named.get(name) is not None}
+    if other is not None:
+        flags["dtype"] = other.dtype
+    return runtime.copies.to(tensor, (), {"device": torch.device(device), **flags})
+
+
+@_handles(Tensor.apply_, Tensor.map_, Tensor.map2_)
+def _elementwise(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A Python function for each element, without any operator: reads all tensors, and writes the first."""
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    if any(type(tensor) is DeviceTensor for tensor in tensors):
+        raise TypeError(f"{func.__name__} is only implemented on CPU tensors")
+    name = f"Tensor.{func.__name__}"
+    with below_modes():
+        for tensor in tensors:
+            runtime.host_access(tensor_ranges(tensor), write=False, name=name)
+        runtime.host_access(tensor_ranges(tensors[0]), write=True, name=name)
+    return func(*args, **kwargs)
 
 
 @_handles(Tensor.cuda)
