@@ -193,6 +193,11 @@ def plan(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], overla
     return found
 
 
+def forget_plans() -> None:
+    """Forget the outputs of calls: a setting of the process decides them, and has changed."""
+    _plans.clear()
+
+
 def _key(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     parts: list[Any] = [operator]
     places = operator.scalar_places

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import compilers, cuda_api, storages
+from . import compilers, cuda_api, settings, storages
 from .collector import take_over
 from .errors import VirtualDeviceError
 from .functions import handler_of
@@ -191,7 +191,7 @@ def patch_torch(runtime: Runtime, patches: Patches) -> None:
     patches.set_all(torch.accelerator, api.accelerator())
     patches.set_all(torch, cuda_api.GENERIC | cuda_api.autocast())
     patches.set(torch.Tensor, "record_stream", _record_stream)
-    for target, name, replacement in storages.patched(runtime):
+    for target, name, replacement in (*storages.patched(runtime), *settings.patched(runtime)):
         patches.set(target, name, replacement)
     patches.undo(storages.refuse_other_processes())
     for module, replacements in compilers.functions():

@@ -405,6 +405,11 @@ def _remember(call: Call, outputs: tuple[Any, ...], touched: Touched | None) -> 
         _recipes[call.key] = Recipe(outputs, touched)
 
 
+def forget_calls() -> None:
+    """Forget what calls return: a setting of the process decides it, and has changed."""
+    _recipes.clear()
+
+
 def _aim_factory(call: Call) -> None:
     """What is computed for the device is computed on the host."""
     if call.kwargs.get("pin_memory"):
