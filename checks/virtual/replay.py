@@ -245,13 +245,13 @@ def read_replay(path: Path) -> Replay:
         CheckError: it cannot be read or is malformed.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse, object_pairs_hook=_object)
     except OSError as error:
         raise _malformed(path, f"it must be readable: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise _malformed(path, f"it must be JSON: {str(error)[:120] or 'nested too deeply'}") from error
     reader = _Reader(path)
-    known = isinstance(content, dict) and content.get("replay") == VERSION and content["replay"] is not True
+    known = isinstance(content, dict) and _count(content.get("replay")) and content["replay"] == VERSION
     reader.check(known, f'it is an object with "replay": {VERSION}')
     return reader.replay(content)
 
@@ -317,11 +317,19 @@ class _Reader:
 
 
 def _count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64
 
 
 def _strings(values: object) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose names are all different, so that every reader of the file sees the same one."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object has two entries of one name")
+    return found
 
 
 def _refuse(name: str) -> NoReturn:

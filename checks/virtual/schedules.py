@@ -58,7 +58,7 @@ class Decision:
         """
         moment, _, stream = text.partition("=")
         number = stream.removesuffix("*")
-        if not moment.isdecimal() or not (stream == "-" or number.isdecimal()):
+        if not _is_number(moment) or not (stream == "-" or _is_number(number)):
             raise _no_schedule(text)
         return cls(int(moment), None) if stream == "-" else cls(int(moment), int(number), number != stream)
 
@@ -346,7 +346,7 @@ class Schedule:
         """
         head, plus, tail = text.partition("+")
         base, at, number = head.partition("@")
-        if (at and not number.isdecimal()) or (plus and not tail):
+        if (at and not _is_number(number)) or (plus and not tail):
             raise _no_schedule(text)
         deviations = tuple(map(Decision.parse, tail.split(","))) if plus else ()
         return cls(base, int(number) if at else seed, deviations)
@@ -378,6 +378,9 @@ _BASES: Mapping[str, Callable[..., Scheduler]] = {
     "pct": Priorities,
     "starve": Starve,
 }
+#: The most changes of priority in a run, which are drawn before it begins; the paper needs a handful.
+MOST_CHANGES = 10_000
+_DIGITS = 20  # of the largest number of 64 bits
 #: How many numbers may follow each name.
 _NUMBERS = {"late": 0, "early": 0, "random": 1, "pct": 2, "starve": 1, "explore": 1}
 
@@ -385,20 +388,33 @@ _NUMBERS = {"late": 0, "early": 0, "random": 1, "pct": 2, "starve": 1, "explore"
 def _arguments(base: str) -> tuple[str, tuple[int, ...]]:
     """Name and numbers of a base."""
     name, *numbers = base.split(":")
-    if len(numbers) > _NUMBERS.get(name, -1) or not all(number.isdecimal() for number in numbers):
+    if len(numbers) > _NUMBERS.get(name, -1) or not all(map(_is_number, numbers)):
         raise _no_schedule(base)
-    return name, tuple(int(number) for number in numbers)
+    found = tuple(int(number) for number in numbers)
+    if name == "pct" and len(found) == 2 and found[1] > MOST_CHANGES:
+        raise _no_schedule(base)
+    return name, found
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is a whole number of 64 bits, as ``str`` writes it."""
+    return text.isascii() and text.isdecimal() and len(text) <= _DIGITS and int(text) < 1 << 64
 
 
 def _no_schedule(text: str) -> VirtualDeviceError:
     return VirtualDeviceError(
-        f"schedule {text!r}",
+        f"schedule {_shown(text)!r}",
         "a schedule is one of late, early, random[:N], pct[:N[:CHANGES]], starve[:STREAM], explore[:RUNS], perhaps "
         "with a seed (@7) and deviations (+41=2,43=1*,57=-: at moment 41 stream 2 runs its next operation, at 43 "
-        "stream 1 all that it can, at 57 the host goes on)",
+        "stream 1 all that it can, at 57 the host goes on); its numbers have at most 64 bits, and there are at most "
+        f"{MOST_CHANGES} changes",
         "the schedule is what makes a run repeatable, so it is never guessed",
         "schedule='late'",
     )
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def start_scheduler(schedule: str | Schedule | Scheduler, seed: int) -> Scheduler:

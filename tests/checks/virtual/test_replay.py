@@ -206,6 +206,7 @@ class TestFiles:
         [
             (("replay",), 2),
             (("replay",), True),
+            (("replay",), 1.0),
             (("program",), "demo:raced"),
             (("program",), {"callable": 3}),
             (("program",), {"callable": "demo:raced", "target": "x", "workload": {}}),
@@ -214,6 +215,14 @@ class TestFiles:
             (("schedule",), "late"),
             (("schedule", "base"), "soon"),
             (("schedule", "base"), 3),
+            (("schedule", "base"), "random:" + "9" * 5000),
+            (("schedule", "base"), "pct:0:3000000"),
+            (("schedule", "base"), "random:\N{SUPERSCRIPT TWO}"),
+            (("schedule", "base"), "random:\N{ARABIC-INDIC DIGIT ONE}"),
+            (("schedule", "deviations"), ["9" * 5000 + "=1"]),
+            (("schedule", "deviations"), ["1=" + "9" * 5000]),
+            (("schedule", "seed"), 1 << 64),
+            (("schedule", "seed"), 1.0),
             (("schedule", "seed"), -1),
             (("schedule", "seed"), True),
             (("schedule", "deviations"), [[1, 2]]),
@@ -242,6 +251,26 @@ class TestFiles:
             read_replay(file)
         assert caught.value.subject == f"replay {file}"
         assert caught.value.rule and caught.value.reason and caught.value.remedy
+
+    @pytest.mark.parametrize("name", ["replay", "schedule", "base", "seed"])
+    def test_two_entries_of_one_name_are_refused(self, tmp_path, recorded, name):
+        file = tmp_path / "r.json"
+        content = save(file, recorded)
+        value = content["schedule"][name] if name in content["schedule"] else content[name]
+        entry = f"{json.dumps(name)}:{json.dumps(value, separators=(',', ':'))}"
+        text = json.dumps(content, separators=(",", ":"))
+        file.write_text(text)
+        assert read_replay(file) == recorded
+        file.write_text(text.replace(entry, f"{entry},{entry}"))
+        with pytest.raises(CheckError, match="two entries of one name"):
+            read_replay(file)
+
+    def test_a_number_of_too_many_digits_is_refused(self, tmp_path, recorded):
+        file = tmp_path / "r.json"
+        save(file, recorded)
+        file.write_text(file.read_text().replace('"seed":5', f'"seed":{"9" * 5000}'))
+        with pytest.raises(CheckError):
+            read_replay(file)
 
     @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"replay": NaN}', "[" * 100_000, "\xff"])
     def test_what_is_no_file_of_ours_is_refused(self, tmp_path, text):

@@ -95,6 +95,24 @@ class TestText:
         assert caught.value.subject.startswith("schedule ")
         assert "late, early, random[:N]" in caught.value.rule
 
+    @pytest.mark.parametrize(
+        "text",
+        [
+            f"random:{1 << 64}", "random:" + "9" * 5000, "late@" + "9" * 5000, "late+1=" + "9" * 5000,
+            "late+" + "9" * 5000 + "=1", "pct:0:10001", "random:\N{SUPERSCRIPT TWO}", "late@\N{ARABIC-INDIC DIGIT ONE}",
+        ],
+    )  # fmt: skip
+    def test_numbers_that_are_too_large_or_no_digits_are_refused(self, text):
+        with pytest.raises(VirtualDeviceError) as caught:
+            Schedule.parse(text)
+        assert len(caught.value.subject) < 120
+
+    def test_the_largest_numbers_are_taken(self):
+        text = f"random:{(1 << 64) - 1}@{(1 << 64) - 1}+{(1 << 64) - 1}={(1 << 64) - 1}"
+        assert str(Schedule.parse(text)) == text
+        assert run_program(polled, text).error is None
+        assert run_program(polled, "pct:0:10000").error is None
+
     def test_the_seed_of_the_text_comes_first(self):
         assert Schedule.parse("late@3", seed=9).seed == 3
         assert Schedule.parse("late", seed=9).seed == 9
