@@ -1,6 +1,7 @@
 """Launches of Triton kernels: put on the stream like any other operation, run when their turn comes.
 
-A kernel is compiled for the CPU at its first launch; one that cannot be is interpreted, and a warning says so once.
+A kernel is compiled for the CPU at its first launch; one that cannot be is interpreted, and a warning says so once. One
+that cannot be interpreted either is an error of the launch.
 
 What a kernel touches is known only when it runs: exact bytes of every lane that is not masked off. They are told then,
 and with them what the kernel itself did wrong: lanes outside of all memory, and programs that conflict.
@@ -106,7 +107,11 @@ def _launch(runtime: Runtime, kernel: Any, grid: Any, args: tuple[Any, ...], kwa
 def _prepare(
     runtime: Runtime, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], way: _Way
 ) -> _Compiled | _Interpreted | None:
-    """What to run; None if the grid is empty."""
+    """What to run; None if the grid is empty.
+
+    Raises:
+        NotRunnable: the kernel can neither be compiled for the CPU nor be interpreted.
+    """
     if not way.compiled or not isinstance(kernel, JITFunction):
         return _interpreted(runtime, kernel, grid, args, kwargs, way)
     known = prepared(kernel)
@@ -120,10 +125,14 @@ def _prepare(
         with runtime.lock:  # what compiles a kernel, locks and child processes included, is no doing of the program's
             code = known.kernel(call, audit=True)
     except Unsupported as error:
-        notice(kernel, error)
-        return _interpreted(runtime, kernel, grid, args, kwargs, way)
-    report = KernelReport(runtime, f"triton:{kernel.__name__}", size, blocks)
-    return _Compiled(report, code, code.pack(call.words), way.masked_lanes)
+        unsupported = error
+    else:
+        report = KernelReport(runtime, f"triton:{kernel.__name__}", size, blocks)
+        return _Compiled(report, code, code.pack(call.words), way.masked_lanes)
+    with runtime.lock:
+        known.check_interpretable(call, unsupported)
+    notice(kernel, unsupported)
+    return _interpreted(runtime, kernel, grid, args, kwargs, way)
 
 
 def _interpreted(
@@ -141,8 +150,9 @@ def _interpreted(
 
 
 def _extents(grid: Any, values: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Three extents of a grid, which may be a function of the arguments."""
-    x, y, z = (*map(int, grid(dict(values)) if callable(grid) else grid), 1, 1)[:3]
+    """Three extents of a grid, which may be a function of the arguments; what that one reads, the program reads."""
+    with torch._C._EnableTorchFunction():
+        x, y, z = (*map(int, grid(dict(values)) if callable(grid) else grid), 1, 1)[:3]
     return max(x, 0), max(y, 0), max(z, 0)
 
 

@@ -67,15 +67,19 @@ class Session:
         Raises:
             ProgramError: an assertion failed, or a program does not end.
             KernelError: a program failed in the interpreter.
+            NotRunnable: it can neither be compiled for the CPU nor be interpreted.
         """
         memory = Memory(function.arg_names, call.values) if self.check else None
         try:
             kernel = prepared(function).kernel(call, audit=self.check)
         except Unsupported as error:
-            notice(function, error)
-            self._interpret(function, call, grid, memory)
+            unsupported = error
         else:
             self._run(kernel, call, grid, memory)
+            return
+        prepared(function).check_interpretable(call, unsupported)
+        notice(function, unsupported)
+        self._interpret(function, call, grid, memory)
 
     def numbers(self, programs: int) -> NDArray[np.int32] | None:
         """Of the programs, in the order to run them; None if that is ascending."""

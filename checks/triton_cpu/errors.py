@@ -45,6 +45,32 @@ class CompileError(Unsupported):
         )
 
 
+class NotRunnable(CheckError):
+    """A kernel that neither compiles for the CPU nor can be interpreted: a limit of this toolkit, no fault of it.
+
+    Args:
+        kernel: its name.
+        what: the interpreter cannot run.
+        location: of that, innermost call first; empty if unknown.
+    """
+
+    def __init__(self, kernel: str, what: str, location: tuple[Site, ...], compiling: str = "") -> None:
+        place = f" at {location[0].file}:{location[0].line}" if location else ""
+        super().__init__(
+            subject=f"kernel {kernel}, which uses {what}{place}",
+            rule="a kernel runs compiled for the CPU, else in Triton's interpreter, which cannot run that",
+            reason=f"a launch that is left out would make wrong what reads its results{compiling}",
+            remedy="run this kernel on a GPU; here, let another function of the same meaning take its place, or write "
+            "that part in Triton's own language",
+        )
+        self.kernel, self.what, self.location = kernel, what, location
+
+    def because(self, error: Unsupported) -> NotRunnable:
+        """The same, with the reason why the kernel is not compiled."""
+        said = f"; it is not compiled because of {error.subject}: {error.rule}"
+        return NotRunnable(self.kernel, self.what, self.location, said)
+
+
 class ProgramError(CheckError):
     """A program of a launch did not come to its end; the programs after it did not run.
 

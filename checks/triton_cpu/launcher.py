@@ -157,11 +157,22 @@ def read(variant: Variant) -> Module:
     Raises:
         Unsupported: it has something in it without a known meaning.
     """
-    from . import frontend, reader  # they load Triton's compiler, which a warm start does not need
+    from . import reader  # which a warm start does not need
+
+    return reader.read(printed(variant))
+
+
+def printed(variant: Variant) -> str:
+    """The code of a variant as Triton's front end prints it.
+
+    Raises:
+        triton.compiler.errors.CompilationError: Triton refuses the kernel.
+        Unsupported: it is no kernel that the front end compiles.
+    """
+    from . import frontend  # it loads Triton's compiler, which a warm start does not need
 
     with language_lock:
-        text = frontend.ttir(variant.function, variant.signature, variant.constants, variant.options)
-    return reader.read(text)
+        return frontend.ttir(variant.function, variant.signature, variant.constants, variant.options)
 
 
 def text_of(source: Source, audit: bool) -> str:

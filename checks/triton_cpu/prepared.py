@@ -9,7 +9,7 @@ from typing import Any
 
 from triton.runtime.jit import JITFunction
 
-from .errors import Unsupported
+from .errors import NotRunnable, Unsupported
 from .launcher import CompiledKernel, compiled, read
 from .variants import Binder, Call, Variant
 
@@ -29,6 +29,7 @@ class Prepared:
         self.constexprs = frozenset(parameter.name for parameter in function.params if parameter.is_constexpr)
         self._built: dict[tuple[Any, ...], CompiledKernel | Unsupported] = {}
         self._confined: dict[tuple[Any, ...], bool] = {}
+        self._prevented: dict[tuple[Any, ...], NotRunnable | None] = {}
         self._lock = threading.Lock()
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
@@ -64,6 +65,24 @@ class Prepared:
         if found is None:
             found = self._confined[call.key] = _is_confined(self.binder.variant(call))
         return found
+
+    def check_interpretable(self, call: Call, error: Unsupported) -> None:
+        """Refuse a variant that the interpreter cannot run either.
+
+        Args:
+            call: of the launch.
+            error: why it is not compiled.
+
+        Raises:
+            NotRunnable: it cannot.
+        """
+        if call.key not in self._prevented:
+            from .interpretable import what_prevents  # only for kernels that are not compiled
+
+            self._prevented[call.key] = what_prevents(self.binder.variant(call))
+        found = self._prevented[call.key]
+        if found is not None:
+            raise found.because(error)
 
     def _build(self, key: tuple[Any, ...], call: Call, audit: bool) -> CompiledKernel | Unsupported:
         with self._lock:
