@@ -178,7 +178,9 @@ def _tensor(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str
         dtype = kwargs.get("dtype")
         copy = runtime.copies.to(source.detach(), (device or DEVICE,), {"dtype": dtype, "copy": True})
         return copy.requires_grad_(kwargs.get("requires_grad", False))
-    made = func(_on_host(source), **{name: value for name, value in kwargs.items() if name != "data"})
+    made = func(_on_host(source), **{name: value for name, value in kwargs.items() if name != "data"}, **_first(device))
+    if pin and type(made) is DeviceTensor:
+        raise RuntimeError("Only dense CPU tensors can be pinned")
     return _placed(runtime, made, device, pin)
 
 
@@ -205,8 +207,13 @@ def _as_tensor(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[
         return _to(runtime, Tensor.to, (source, target), flags)
     if needs_device(device) and hasattr(source, "__cuda_array_interface__"):
         return runtime.copies.view_of_pinned(source)
-    kwargs = {name: value for name, value in kwargs.items() if name not in ("data", "obj")}
+    kwargs = {name: value for name, value in kwargs.items() if name not in ("data", "obj")} | _first(device)
     return _placed(runtime, func(_on_host(source), *args[1:], **kwargs), device, pin=False)
+
+
+def _first(device: Any) -> dict[str, Any]:
+    """Where the values go first, if the program said where they go in the end: a default device is not asked then."""
+    return {} if device is None else {"device": "cpu"}
 
 
 def _on_host(data: Any) -> Any:

@@ -1,5 +1,6 @@
 """What the device does by itself is no doing of the program's, whichever call of the program makes it do it now."""
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -9,7 +10,7 @@ from mrv2.checks.semantics import LAUNCH_QUEUE_ENTRIES
 from mrv2.checks.virtual import register_op, uva_view, virtual_device
 from mrv2.checks.virtual.explore import explore
 
-from .conftest import codes
+from .conftest import RecordingSink, codes
 
 MORE_THAN_FIT = LAUNCH_QUEUE_ENTRIES + 30
 
@@ -217,3 +218,62 @@ class TestEndedBranches:
         raced = explore(lambda: self.program(end, ordered=False))
         assert raced.exhausted and len(raced.runs) > 1
         assert {tuple(finding.code for finding in run.findings) for run in raced.runs} == {("MRV204",) * 2}
+
+
+class TestDefaultDevice:
+    """Values that go to a device by name go there at once, also where the program has named a default device."""
+
+    CALLS = (
+        lambda: torch.tensor([1.0, 2.0], device="cuda"),
+        lambda: torch.as_tensor(np.ones(2, np.float32), device="cuda"),
+        lambda: torch.asarray(np.ones(2, np.float32), device="cuda"),
+        lambda: torch.ones(2, device="cuda").new_tensor([1.0, 2.0]),
+        lambda: torch.tensor([1.0, 2.0], device="cpu"),
+    )
+
+    @staticmethod
+    def told(sink):
+        return [(method, args[2:]) for method, args, _ in sink.calls if method in ("operation", "sync", "allocate")]
+
+    @pytest.mark.parametrize("call", CALLS)
+    def test_nothing_else_is_done(self, call):
+        told = []
+        for default in ("cpu", "cuda"):
+            sink = RecordingSink()
+            with virtual_device("late", sink=sink), torch.device(default):
+                call()
+            told.append([(method, args[0] if method == "operation" else None) for method, args in self.told(sink)])
+        assert told[0] == told[1]
+
+    def test_pinned_memory_is_on_the_host(self, late):
+        with torch.device("cuda"), pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
+            torch.tensor([1.0], pin_memory=True)
+        with torch.device("cuda"):
+            assert torch.tensor([1.0], device="cpu", pin_memory=True).is_pinned() and torch.tensor([1.0]).is_cuda
+
+
+READS = {
+    "item": lambda host: int(host[0].item()),
+    "tolist": lambda host: int(host.tolist()[0]),
+    "numpy": lambda host: int(host.numpy()[0]),
+}
+
+
+class TestGrids:
+    """A grid that is a function reads for the program, though a launch is being prepared."""
+
+    @pytest.mark.parametrize("kind", READS)
+    def test_read_before_the_download_is_over(self, vd, kind):
+        x, host = torch.ones(4, device="cuda"), torch.zeros(4, pin_memory=True)
+        host.copy_(x, non_blocking=True)
+        increment[lambda meta: (READS[kind](host),)](x, 4)
+        torch.cuda.synchronize()
+        assert "MRV203" in codes(vd)
+
+    @pytest.mark.parametrize("kind", READS)
+    def test_read_afterwards(self, vd, kind):
+        x, host = torch.ones(4, device="cuda"), torch.zeros(4, pin_memory=True)
+        host.copy_(x, non_blocking=True)
+        torch.cuda.synchronize()
+        increment[lambda meta: (READS[kind](host),)](x, 4)
+        assert x.tolist() == [2] * 4 and codes(vd) == []
