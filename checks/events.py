@@ -62,6 +62,19 @@ class SyncKind(enum.Enum):
     THREAD = "thread hand-over"
 
 
+_MADE_AT = " (made at "
+
+
+def made_at(name: str, place: str) -> str:
+    """The name of a lane with the place where the program made it, e.g. ``"stream 1 (made at engine.py:12)"``."""
+    return f"{name}{_MADE_AT}{place})" if place else name
+
+
+def plain_name(lane: str) -> str:
+    """The name of a lane without the place where it was made, e.g. ``"stream 1"``."""
+    return lane.partition(_MADE_AT)[0]
+
+
 class EventSink(Protocol):
     """Takes the events of one run, in an order that respects each lane's own order.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..events import LaneKind, OperationKind, Space, Stack
+from ..events import LaneKind, OperationKind, Space, Stack, plain_name
 from ..findings import JSON, Finding, Site, Soundness, Verdict
 from .shadow import Access, Block, Operation
 
@@ -98,7 +98,7 @@ def finding_of(race: Race, occurrences: int) -> Finding:
         "block_size": race.block.end - race.block.base,
         "offset": [low, high],
         "operations": [_side(race.first), _side(race.second)],
-        "missing_edge": _missing_edge(race),
+        "missing_edge": _places_once(_missing_edge(race), race),
         "occurrences": occurrences,
     }
     return Finding(
@@ -172,6 +172,15 @@ def _missing_edge(race: Race) -> str:
     if race.code == "MRV208":
         return f"nothing orders {first.lane_name} and {second.lane_name}: a lock, a queue, a threading.Event or a join"
     return _edge_to_host(race, second)
+
+
+def _places_once(text: str, race: Race) -> str:
+    """The same, but where a lane was made is said only where it is named first."""
+    for access in race.sides:
+        name = access.operation.lane_name
+        head, found, tail = text.partition(name)
+        text = head + found + (tail.replace(name, plain_name(name)) if found else "")
+    return text
 
 
 def _edge_between_streams(earlier: Operation, later: Operation) -> str:

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..events import LaneKind
+from ..events import LaneKind, made_at
+from ..libraries import portable_path
 from ..semantics import STREAMS_PER_POOL
 from .errors import VirtualDeviceError
 from .queues import Queue
+from .stacks import program_stack
 from .tensor import DEVICE
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ class Streams:
         self._taken: dict[int, int] = {}
         self._capture_queue: Queue | None = None
         self.queues: dict[int, Queue] = {}
+        #: By id of a stream: where the program made it, e.g. ``"engine.py:12"``; of the first of those that share it.
+        self.places: dict[int, str] = {}
         self.default = self.new_queue("default stream")
 
     @property
@@ -95,16 +99,23 @@ class Streams:
         del self.queues[queue.id]
         self._runtime.sink.end_lane(queue.lane)
 
-    def next_of_pool(self, priority: int) -> Queue:
-        """The stream that a new handle of this priority gets, round robin."""
+    def next_of_pool(self, priority: int, made: str | None = None) -> Queue:
+        """The stream that a new handle of this priority gets, round robin.
+
+        Args:
+            priority: of the stream.
+            made: where the program made it; here and now, if it is not said.
+        """
         pool = self._pools.setdefault(priority, [])
         taken = self._taken.get(priority, 0)
         self._taken[priority] = taken + 1
         place = taken % STREAMS_PER_POOL
         if place == len(pool):
             kind = "stream" if priority == 0 else f"priority {priority} stream"
-            pool.append(self.new_queue(f"{kind} {place + 1}"))
+            made = _here() if made is None else made
+            pool.append(self.new_queue(made_at(f"{kind} {place + 1}", made)))
             pool[place].priority = priority
+            self.places[pool[place].id] = made
         return pool[place]
 
     def capture_queue(self) -> Queue:
@@ -116,6 +127,11 @@ class Streams:
     def handle(self, queue: Queue) -> Any:
         """A ``torch.cuda.Stream`` for a queue."""
         return Stream._of(self._runtime, queue)
+
+
+def _here() -> str:
+    """The line of the program that asks for a stream, or nothing."""
+    return "".join(f"{portable_path(file)}:{line}" for file, line, _ in program_stack()[:1])
 
 
 class GenericStream:
@@ -166,7 +182,9 @@ class GenericStream:
         runtime = active_runtime("a stream")
         if runtime is not self._runtime:
             with runtime.lock:
-                self._queue = runtime.streams.next_of_pool(self._priority)
+                # Where it was made, and not where it happens to be used first on this device.
+                made = self._runtime.streams.places.get(self._queue.id)
+                self._queue = runtime.streams.next_of_pool(self._priority, made)
             self._runtime = runtime
         return self._queue
 

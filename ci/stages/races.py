@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from mrv2.checks.events import LaneKind, OperationKind, Stack, SyncKind
+from mrv2.checks.events import LaneKind, OperationKind, Stack, SyncKind, plain_name
 from mrv2.checks.findings import JSON, Finding, RunVerdict, Soundness, Verdict, combine, verdict_of
 from mrv2.checks.happens_before import HappensBefore
 from mrv2.checks.virtual import VirtualDeviceError
@@ -79,7 +79,7 @@ class Counting(HappensBefore):
 
     def lane(self, kind: LaneKind, name: str) -> int:
         """See :class:`EventSink`."""
-        self.lanes.append(name if kind is LaneKind.STREAM else kind.value)
+        self.lanes.append(plain_name(name) if kind is LaneKind.STREAM else kind.value)
         return super().lane(kind, name)
 
     def operation(

@@ -217,9 +217,9 @@ class TestTimeline:
     def test_streams_are_told_apart(self):
         lines = find_witness(overtaken).timeline.splitlines()
         actors = {line[:14].strip() for line in lines if "runs" in line}
-        assert actors == {"default stream", "stream 1"}
+        assert actors == {"default stream", "stream 1 (made"}
         order = [line[:14].strip() for line in lines if line.endswith("<- races")]
-        assert order == ["stream 1", "default stream"]
+        assert order == ["stream 1 (made", "default stream"]
 
     def test_a_block_that_is_freed_too_early(self):
         lines = find_witness(freed_too_early).timeline.splitlines()
