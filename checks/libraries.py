@@ -15,8 +15,9 @@ from pathlib import Path
 
 from .findings import Finding, Site
 
-#: This toolkit's detectors; what else of it runs on the virtual device is a program like any other.
-TOOLKIT = f"{Path(__file__).resolve().parent}/"
+#: The folder of this toolkit's detectors, as it is spelled, by which code objects know it, and as it really is; what
+#: else of the toolkit runs on the virtual device is a program like any other.
+TOOLKIT = tuple({f"{Path(file).parent}/" for file in (__file__, os.path.realpath(__file__))})
 #: In the folder of the standard library there may be folders of installed packages.
 _INSTALLED = ("site-packages/", "dist-packages/")
 #: Code without a file: of the interpreter itself, and what old versions of numpy generate.
@@ -34,7 +35,7 @@ def folder_of(package: str) -> tuple[str, ...]:
 @functools.cache
 def is_library(file: str) -> bool:
     """Whether a file belongs to torch, Triton, numpy or this toolkit, which call on behalf of the program."""
-    folders = (TOOLKIT, *folder_of("torch"), *folder_of("triton"), *folder_of("numpy"))
+    folders = (*TOOLKIT, *folder_of("torch"), *folder_of("triton"), *folder_of("numpy"))
     return file.startswith((*_WITHOUT_FILE, *folders)) or os.path.realpath(file).startswith(folders)
 
 

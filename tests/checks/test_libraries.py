@@ -2,7 +2,10 @@
 
 import contextlib
 import copy
+import os
 import runpy
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 import torch
 import triton
 
+from mrv2.checks import libraries
 from mrv2.checks.libraries import folder_of, is_library, is_standard, portable_path
 from mrv2.checks.virtual import virtual_device
 from mrv2.checks.virtual.runs import run_program
@@ -88,3 +92,59 @@ def test_findings_are_the_same_from_both_ways_in(tmp_path):
 
 def test_a_path_starts_at_the_outermost_package():
     assert portable_path(torch.nn.__file__) == "torch/nn/__init__.py"
+
+
+THROUGH_A_LINK = """
+import sys
+
+import torch
+
+from mrv2.checks import libraries
+from mrv2.checks.hooks.edges import called_internally
+from mrv2.checks.sync.called import outermost
+from mrv2.checks.virtual import virtual_device
+
+spelled, real = sys.argv[1:]
+assert libraries.__file__.startswith(spelled), libraries.__file__
+
+
+def call(file):
+    code = compile("def item(ask): return ask(1)", file, "exec")
+    names = {}
+    exec(code, names)
+    return names["item"]
+
+
+def outermost_of(file):
+    source = "class DeviceTensor:\\n    def item(self): return sys._getframe()"
+    names = {"sys": sys}
+    exec(compile(source, file, "exec"), names)
+    return outermost([names["DeviceTensor"]().item()])
+
+
+for folder in (spelled, real):
+    assert libraries.is_library(f"{folder}virtual/tensor.py"), folder
+    assert call(f"{folder}virtual/tensor.py")(called_internally), folder
+    assert outermost_of(f"{folder}virtual/tensor.py") == "Tensor.item", folder
+assert not call("/home/user/engine.py")(called_internally)
+assert outermost_of("/home/user/engine.py") is None
+with virtual_device() as device:
+    host = torch.zeros(4, pin_memory=True)
+    torch.ones(4, device="cuda").copy_(host, non_blocking=True)
+    host.add_(1)
+    (finding,) = device.findings
+print(finding.where[0].function)
+"""
+
+
+def test_the_toolkit_may_be_installed_through_a_link(tmp_path):
+    real = Path(libraries.__file__).resolve().parent
+    link = tmp_path / "mrv2" / "checks"
+    link.parent.mkdir()
+    link.symlink_to(real)
+    (tmp_path / "program.py").write_text(THROUGH_A_LINK)
+    words = [sys.executable, str(tmp_path / "program.py"), f"{link}/", f"{real}/"]
+    done = subprocess.run(
+        words, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("<module>\n", "", 0)
