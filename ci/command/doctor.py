@@ -19,10 +19,12 @@ from .environment import (
     EXTRAS,
     REQUIRED,
     Accelerator,
+    Tool,
     accelerator,
-    compiler,
     describe,
     import_fault,
+    kernel_cache,
+    kernel_compiler,
     package_versions,
     version_of,
 )
@@ -105,7 +107,7 @@ def faults(device: Accelerator) -> list[str]:
         if fault
     ]
     known = {name: version for name, version in versions.items() if version}
-    return missing + bad_versions({"python": platform.python_version(), **known}, "interpreted" in device.triton)
+    return missing + bad_versions({"python": platform.python_version(), **known}, device.interprets)
 
 
 def bad_versions(versions: Mapping[str, str], interpreted: bool) -> list[str]:
@@ -113,7 +115,7 @@ def bad_versions(versions: Mapping[str, str], interpreted: bool) -> list[str]:
 
     Args:
         versions: by distribution, and ``"python"``.
-        interpreted: Triton kernels run in the interpreter.
+        interpreted: some Triton kernels may run in the interpreter.
     """
     found = []
     for name, (low, high) in SUPPORTED.items():
@@ -169,8 +171,13 @@ def _facts(device: Accelerator) -> list[tuple[str, str]]:
         ("CUDA device", ", ".join(device.devices) or "none"),
         ("CUDA driver", device.driver or "none"),
         ("triton runs", device.triton),
-        ("C compiler", compiler() or "none (needed to compile Triton kernels): install gcc or clang"),
+        ("C compiler", _shown(kernel_compiler())),
+        ("kernel cache", _shown(kernel_cache())),
     ]
+
+
+def _shown(tool: Tool) -> str:
+    return f"{tool.text} ({tool.fault})" if tool.fault else tool.text
 
 
 def _as_report(device: Accelerator, found: Sequence[str], verdict: RunVerdict) -> Report:
@@ -181,7 +188,8 @@ def _as_report(device: Accelerator, found: Sequence[str], verdict: RunVerdict) -
         "cuda_devices": list(device.devices),
         "cuda_driver": device.driver,
         "triton_runs": device.triton,
-        "c_compiler": compiler(),
+        "c_compiler": _shown(kernel_compiler()),
+        "kernel_cache": _shown(kernel_cache()),
     }
     checks: list[JSON] = [
         {"name": check.name, "available": not check.missing(), "trust": check.trust(), "missing": list(check.missing())}

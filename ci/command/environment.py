@@ -7,9 +7,9 @@ import importlib.metadata
 import os
 import platform
 import re
-import shutil
+import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +74,11 @@ class Accelerator:
     driver: str | None
     triton: str
 
+    @property
+    def interprets(self) -> bool:
+        """Whether some Triton kernel may run in Triton's interpreter here: the fallback where none runs on a GPU."""
+        return not self.devices or "interpreted" in self.triton
+
 
 def accelerator() -> Accelerator:
     """Ask torch, which is imported for it, and the system."""
@@ -101,7 +106,11 @@ def _triton_mode(devices: tuple[str, ...]) -> str:
         return "not at all: triton cannot be imported"
     if os.environ.get("TRITON_INTERPRET", "").lower() in {"1", "true", "yes", "on", "y"}:
         return "interpreted (TRITON_INTERPRET is set)"
-    return "compiled for the GPU" if devices else "interpreted (no CUDA device)"
+    if devices:
+        return "compiled for the GPU"
+    if kernel_compiler().fault:
+        return "interpreted, hundreds of times slower (no CUDA device, no C compiler)"
+    return "compiled for the CPU (no CUDA device); a kernel that cannot be is interpreted"
 
 
 def _driver() -> str | None:
@@ -113,21 +122,63 @@ def _driver() -> str | None:
     return found.group(1) if found else "unknown"
 
 
-def compiler() -> str | None:
-    """The C compiler and the first line of its ``--version``, or ``None``."""
-    names = (os.environ.get("CC", "").split()[:1] or []) + ["cc", "gcc", "clang"]
-    for name in names:
-        path = shutil.which(name)
-        if path:
-            return _compiler_version(name, path)
-    return None
+@dataclass(frozen=True)
+class Tool:
+    """Something that compiling kernels for the CPU needs.
+
+    Attributes:
+        text: what there is.
+        fault: why it cannot be used as it is, and what to do; empty if it can.
+    """
+
+    text: str
+    fault: str = ""
 
 
-def _compiler_version(name: str, path: str) -> str:
+#: What says how kernels are compiled; it imports triton.
+_COMPILING = "mrv2.checks.triton_cpu"
+
+
+def kernel_compiler() -> Tool:
+    """The C compiler that kernels are compiled with for the CPU, and the first line of its ``--version``."""
+    if import_fault(_COMPILING):
+        return Tool("not asked for", "triton cannot be imported")
+    from mrv2.checks.triton_cpu.compiler import find_compiler
+    from mrv2.checks.triton_cpu.errors import NoCompiler
+
+    try:
+        return Tool(_compiler_version(find_compiler().command))
+    except NoCompiler as error:
+        return Tool("none", f"{error.subject}: kernels are interpreted. Instead: {error.remedy}")
+
+
+def kernel_cache() -> Tool:
+    """The folder that keeps compiled kernels; it need not be there yet, and is not made."""
+    if import_fault(_COMPILING):
+        return Tool("not asked for", "triton cannot be imported")
+    from mrv2.checks.triton_cpu.cache import Cache, UnsafeCache, folder
+
+    place = folder()
+    if place is None:
+        return Tool("none", f"the user has no home folder: {_AGAIN}")
+    there = next(path for path in (place, *place.parents) if path.exists())
+    try:
+        if there == place:
+            Cache(place)
+    except UnsafeCache as error:
+        return Tool(str(place), f"{error.rule}. Instead: {error.remedy}")
+    writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    return Tool(str(place), "" if writable else f"it cannot be written to: {_AGAIN}")
+
+
+_AGAIN = "each process compiles its kernels again. Instead: set MRV2_CACHE_DIR to a folder of your own"
+
+
+def _compiler_version(command: Sequence[str]) -> str:
     """A compiler that is there but does not answer is named without a version."""
     try:
-        answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.SubprocessError):
-        answer = ""
-    lines = answer.splitlines()
-    return f"{name}: {lines[0]}" if lines else f"{name} (gives no version)"
+        return f"{shlex.join(command)} (gives no version)"
+    lines = done.stdout.splitlines()
+    return f"{shlex.join(command)}: {lines[0]}" if lines else f"{shlex.join(command)} (gives no version)"

@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import os
 import re
@@ -74,7 +75,16 @@ def test_doctor_prints_and_writes_json(tmp_path: Path) -> None:
     path = tmp_path / "doctor.json"
     result = CliRunner().invoke(app, ["doctor", "--json", str(path)])
     assert result.exit_code in {0, 1}
-    for label in ("python", "torch build", "CUDA device", "CUDA driver", "triton runs", "C compiler", "transformers"):
+    for label in (
+        "python",
+        "torch build",
+        "CUDA device",
+        "CUDA driver",
+        "triton runs",
+        "C compiler",
+        "kernel cache",
+        "transformers",
+    ):
         assert any(line.startswith(label) for line in result.stdout.splitlines())
     assert all(check.name in result.stdout for check in CHECKS)
     content = json.loads(path.read_text())
@@ -135,9 +145,47 @@ def test_triton_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "import_fault", lambda _name: None)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert environment._triton_mode(("H200",)) == "compiled for the GPU"
+    assert environment._triton_mode(()).startswith("compiled for the CPU (no CUDA device)")
+    monkeypatch.setenv("CC", "no-such-compiler")
     assert environment._triton_mode(()).startswith("interpreted")
+    assert environment._triton_mode(("H200",)) == "compiled for the GPU"
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert environment._triton_mode(("H200",)).startswith("interpreted")
+
+
+@pytest.mark.parametrize(
+    ("devices", "triton", "expected"),
+    [
+        ((), "compiled for the CPU", True),
+        ((), "interpreted", True),
+        (("H200",), "interpreted (TRITON_INTERPRET is set)", True),
+        (("H200",), "compiled for the GPU", False),
+    ],
+)
+def test_the_interpreter_is_at_least_the_fallback_without_a_gpu(
+    devices: tuple[str, ...], triton: str, expected: bool
+) -> None:
+    assert environment.Accelerator("CPU build", devices, None, triton).interprets is expected
+
+
+def test_the_kernel_cache_is_named_and_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MRV2_CACHE_DIR", str(tmp_path / "kept"))
+    assert environment.kernel_cache() == environment.Tool(str(tmp_path / "kept" / "triton_cpu"))
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_kernel_cache_that_cannot_be_used_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MRV2_CACHE_DIR", str(tmp_path / "file"))
+    assert "it cannot be written to" in environment.kernel_cache().fault
+    monkeypatch.setenv("MRV2_CACHE_DIR", str(tmp_path))
+    (tmp_path / "triton_cpu").mkdir()
+    assert environment.kernel_cache().fault == ""
+    (tmp_path / "triton_cpu").chmod(0o777)
+    assert "writable by others" in environment.kernel_cache().fault
+    for name in ("MRV2_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert "no home folder" in environment.kernel_cache().fault
 
 
 def test_driver_version_is_read_from_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,13 +205,17 @@ def test_driver_version_is_read_from_the_driver(tmp_path: Path, monkeypatch: pyt
 def test_compiler_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert environment.compiler() is None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    assert environment.kernel_compiler().text == "none"
+    assert "pip install ziglang" in environment.kernel_compiler().fault
     fake = tmp_path / "clang"
     fake.write_text("#!/bin/sh\necho 'clang version 19.1.0'\n")
     fake.chmod(0o755)
-    assert environment.compiler() == "clang: clang version 19.1.0"
+    assert environment.kernel_compiler() == environment.Tool("clang: clang version 19.1.0")
     silent = tmp_path / "mycc"
     silent.write_text("#!/bin/sh\nexit 1\n")
     silent.chmod(0o755)
     monkeypatch.setenv("CC", "mycc -m64")
-    assert environment.compiler() == "mycc (gives no version)"
+    assert environment.kernel_compiler() == environment.Tool("mycc -m64 (gives no version)")
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert "CC=no-such-compiler" in environment.kernel_compiler().fault
