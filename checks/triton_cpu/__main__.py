@@ -18,6 +18,7 @@ from types import TracebackType
 from ..codes import CODES
 from ..errors import CheckError
 from ..findings import Finding
+from ..libraries import is_library
 from .enable import Order, enabled
 
 
@@ -112,10 +113,11 @@ def _run(script: str) -> int:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as error:
         return _code(error)
+    except CheckError as error:
+        _say_error(error, script)
+        return 1
     except BaseException as error:  # noqa: BLE001 - Python itself ends a script so
         traceback.print_exception(error.with_traceback(_from_script(error.__traceback__, script)))
-        if isinstance(error, CheckError):
-            _say(error.subject, error.rule, error.reason, error.remedy)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -133,6 +135,14 @@ def _from_script(found: TracebackType | None, script: str) -> TracebackType | No
     while part is not None and part.tb_frame.f_code.co_filename != script:
         part = part.tb_next
     return part or found
+
+
+def _say_error(error: CheckError, script: str) -> None:
+    """What the toolkit refuses, and the lines of the program that led there, without the toolkit's own and Triton's."""
+    frames = traceback.extract_tb(_from_script(error.__traceback__, script))
+    own = traceback.StackSummary.from_list([frame for frame in frames if not is_library(frame.filename)])
+    print("Traceback (most recent call last):", "".join(own.format()), sep="\n", end="", file=sys.stderr)
+    _say(f"{type(error).__name__}: {error.subject}", error.rule, error.reason, error.remedy)
 
 
 def _say_finding(finding: Finding) -> None:

@@ -7,12 +7,15 @@ digested; an entry that is damaged, or only half there, counts as absent and is 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,10 @@ class UnsafeCache(CheckError):
             reason="the machine code in it is loaded and run",
             remedy="set MRV2_CACHE_DIR to a folder of your own, or take the others' rights away (chmod 700)",
         )
+
+
+class NothingKept(UserWarning):
+    """The folder takes no files, so each process builds its kernels anew."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +79,9 @@ class Cache:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             facts = folder.stat()
-        except OSError:
-            return  # it cannot be written to: nothing is found in it, nothing is added
+        except OSError as error:  # nothing is found in it, nothing is added
+            _notice(folder, error.strerror or str(error))
+            return
         if facts.st_uid != os.geteuid():
             raise UnsafeCache(folder, "belongs to another user")
         if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -100,7 +108,8 @@ class Cache:
             self._write(self._library(digest), content)
             self._write(self._place(key), json.dumps({"digest": digest, "facts": facts}).encode())
             self._evict()
-        except OSError:
+        except OSError as error:
+            _notice(self.folder, error.strerror or str(error))
             return None
         return Entry(self._library(digest), facts)
 
@@ -128,9 +137,15 @@ class Cache:
             except OSError:
                 return
 
+    def _files(self) -> Iterator[tuple[os.stat_result, Path]]:
+        """What is in the folder; other processes rename and remove files all the time."""
+        for file in map(Path, os.scandir(self.folder)):
+            with contextlib.suppress(FileNotFoundError):
+                yield file.stat(), file
+
     def _evict(self) -> None:
         """Remove the files that were not used for longest, until the rest fits."""
-        files = [(file.stat(), file) for file in map(Path, os.scandir(self.folder))]
+        files = list(self._files())
         total = sum(facts.st_size for facts, _ in files)
         if total <= self.limit:
             return
@@ -139,6 +154,13 @@ class Cache:
                 return
             file.unlink(missing_ok=True)
             total -= facts.st_size
+
+
+@functools.cache
+def _notice(folder: Path, reason: str) -> None:
+    """Say once that a folder takes no files."""
+    said = f"each process builds its kernels anew, for cache folder {folder} takes no files ({reason})"
+    warnings.warn(f"{said}; set MRV2_CACHE_DIR to a folder of your own that does", NothingKept, stacklevel=2)
 
 
 def _digest(content: bytes) -> str:

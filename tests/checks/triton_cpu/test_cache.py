@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import warnings
 from pathlib import Path
 
 import pytest
 
 from mrv2.checks.triton_cpu import cache as module
-from mrv2.checks.triton_cpu.cache import Cache, UnsafeCache, folder
+from mrv2.checks.triton_cpu.cache import Cache, NothingKept, UnsafeCache, folder
 
 
 @pytest.fixture
@@ -32,6 +33,7 @@ def test_the_folder():
     assert folder({}) is None
 
 
+@pytest.mark.filterwarnings("error::mrv2.checks.triton_cpu.cache.NothingKept")
 def test_an_entry_is_found_again(cache, library):
     assert cache.find("key") is None
     cache.add("key", library, {"sites": [1, 2]})
@@ -131,15 +133,26 @@ def test_a_folder_that_takes_no_files_does_without(tmp_path, library, monkeypatc
         raise PermissionError("read-only file system")
 
     monkeypatch.setattr(module.tempfile, "mkstemp", refuse)
-    assert cache.add("key", library, {}) is None
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert cache.add("key", library, {}) is None
+        assert cache.add("other", library, {}) is None
+    assert [warning.category for warning in said] == [NothingKept]
+    assert f"{cache.folder} takes no files (read-only file system)" in str(said[0].message)
     assert cache.find("key") is None
 
 
 def test_a_place_where_no_folder_can_be_does_without(tmp_path, library):
     (tmp_path / "file").write_text("")
-    cache = Cache(tmp_path / "file" / "cache")
+    with pytest.warns(NothingKept, match="takes no files .*MRV2_CACHE_DIR"):
+        cache = Cache(tmp_path / "file" / "cache")
     assert cache.add("key", library, {}) is None
     assert cache.find("key") is None
+
+
+def test_a_file_that_another_process_takes_away_meanwhile_is_no_obstacle(cache, library):
+    (cache.folder / "gone.new").symlink_to("nowhere")
+    assert cache.add("key", library, {}) is not None
 
 
 def _race(place: Path, number: int, start) -> None:

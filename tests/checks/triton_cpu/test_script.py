@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -103,8 +104,52 @@ def test_a_kernel_that_fails_says_so_in_four_parts(script, capsys):
     )
     assert main([script(body)]) == 1
     said = capsys.readouterr().err
-    assert "device_assert: not positive" in said
+    assert said.count("device_assert: not positive") == 1
     assert "  instead: " in said
+
+
+REFUSED = """
+from triton.language.extra.cuda import libdevice
+
+@triton.jit
+def refused(out_ptr):
+    tl.store(out_ptr, libdevice.cyl_bessel_i0(tl.load(out_ptr)))
+
+def launches():
+    refused[(1,)](torch.zeros(1))
+
+launches()
+"""
+
+
+def test_what_is_refused_is_said_once_with_the_programs_own_lines(script, capsys):
+    assert main([script(REFUSED)]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.rpartition(", in ")[2] for line in lines if line.startswith("  File ")] == ["<module>", "launches"]
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-4].startswith("NotRunnable: kernel refused, which uses a function of a library")
+    assert [line.partition(":")[0] for line in lines[-3:]] == ["  rule", "  why", "  instead"]
+
+
+def test_a_cache_that_others_could_fill_is_refused_the_same_way(script, capsys, tmp_path, monkeypatch):
+    folder = tmp_path / "cache" / "triton_cpu"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    monkeypatch.setenv("MRV2_CACHE_DIR", str(folder.parent))
+    assert main([script("number[(1,)](torch.zeros(1, dtype=torch.int32))\n")]) == 1
+    said = capsys.readouterr().err
+    assert said.count("writable by others") == 1 and said.count("Traceback") == 1
+    assert "UnsafeCache: cache folder" in said and "build.py" not in said
+
+
+def test_a_cache_that_takes_no_files_is_said_once(script, tmp_path):
+    (tmp_path / "file").write_text("")
+    file = script("out = torch.zeros(3, dtype=torch.int32)\nnumber[(3,)](out)\nlast[(1,)](out)\n")
+    environment = {**os.environ, "MRV2_CACHE_DIR": str(tmp_path / "file" / "cache")}
+    command = [sys.executable, "-m", "mrv2.checks.triton_cpu", file]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0
+    assert done.stderr.count("takes no files") == 1
 
 
 @pytest.mark.parametrize(
