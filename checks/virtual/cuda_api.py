@@ -11,16 +11,15 @@ import torch
 
 from ..events import OperationKind
 from ..semantics import CaptureCall
+from . import refused
 from .generators import Generator
 from .graphs import CUDAGraph, graph
+from .memory import TOTAL_MEMORY
 from .streams import Event, GenericEvent, GenericStream, Stream, queue_of
 from .tensor import DEVICE, needs_device
 
 if TYPE_CHECKING:
     from .runtime import Runtime
-
-#: Memory of the device, in bytes, as it tells the program.
-TOTAL_MEMORY = 80 << 30
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,12 @@ class CudaApi:
             "graph": graph,
             "graph_pool_handle": lambda: (0, 1),
             "is_current_stream_capturing": lambda: runtime.current_queue().capture is not None,
+            "set_per_process_memory_fraction": self._set_fraction,
+            "get_per_process_memory_fraction": lambda device=None: memory.capacity / TOTAL_MEMORY,
+            "memory_summary": lambda device=None, abbreviated=False: self._memory_summary(),
             **self._random(),
             **_IDENTITY,
+            **refused.functions(),
         }
 
     def accelerator(self) -> dict[str, Any]:
@@ -151,6 +154,16 @@ class CudaApi:
         values = {"current": memory.allocated, "peak": memory.peak}
         kinds = ("allocated_bytes", "reserved_bytes", "active_bytes")
         return {f"{kind}.all.{name}": value for kind in kinds for name, value in values.items()}
+
+    def _memory_summary(self) -> str:
+        return "\n".join(f"{name:32} {value:>16} bytes" for name, value in self._memory_stats().items())
+
+    def _set_fraction(self, fraction: float, device: Any = None) -> None:
+        if not isinstance(fraction, float):
+            raise TypeError("Invalid type for fraction argument, must be `float`")
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+        self._runtime.memory.capacity = int(fraction * TOTAL_MEMORY)
 
     def _sleep(self, cycles: int) -> None:
         self._runtime.enqueue("torch.cuda._sleep", OperationKind.KERNEL, None)

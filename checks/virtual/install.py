@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import compilers, cuda_api, settings, storages
+from . import compilers, cuda_api, refused, settings, storages
 from .collector import take_over
 from .errors import VirtualDeviceError
 from .functions import handler_of
@@ -180,14 +180,16 @@ def patch_torch(runtime: Runtime, patches: Patches) -> None:
     """Replace what the program would reach CUDA by."""
     api = cuda_api.CudaApi(runtime)
     functions = api.cuda()
-    for name in ("Stream", "Event", "CUDAGraph"):
+    for name in ("Stream", "Event", "CUDAGraph", "graph", "StreamContext"):
         # A class that the program has imported under a name of its own still makes the device's kind.
         patches.set(getattr(torch.cuda, name), "__new__", staticmethod(_maker(functions[name])))
     patches.set_all(torch.cuda, functions)
     for module in (torch.cuda.streams, torch.cuda.memory, torch.cuda.random, torch.cuda.graphs):
         own = {name: value for name, value in functions.items() if _defines(module, name)}
         patches.set_all(module, own)
+    patches.set(torch._C, "_cuda_getCurrentRawStream", lambda device: runtime.current_queue().id)
     patches.set_all(torch.cuda.nvtx, cuda_api.NVTX)
+    patches.set_all(torch.cuda.profiler, refused.profiler())
     patches.set_all(torch.accelerator, api.accelerator())
     patches.set_all(torch, cuda_api.GENERIC | cuda_api.autocast())
     patches.set(torch.Tensor, "record_stream", _record_stream)
@@ -218,9 +220,10 @@ def _answered(function: Any) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def answered(*args: Any, **kwargs: Any) -> Any:
-        if not is_active():  # a program that imported this while a device was open keeps it
-            return function(*args, **kwargs)
         here = heres.here
+        # A program that imported this while a device was open keeps it; and deferred work is on plain memory.
+        if not is_active() or here.below:
+            return function(*args, **kwargs)
         if here.function is not None:
             return handler(active_runtime(), function, args, kwargs)
         here.function = function

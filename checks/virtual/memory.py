@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from .graphs import Capture
     from .runtime import Runtime
 
+#: Memory of the device, in bytes.
+TOTAL_MEMORY = 80 << 30
 #: A pattern that is a large negative integer, an unlikely float and an invalid index.
 POISON = 0xFB
 #: The byte that fresh memory holds: one for all, or one for each allocation by its number, counted from 0.
@@ -187,6 +189,7 @@ class Memory:
     Attributes:
         allocated, pinned: bytes that the program holds, of the device and of pinned memory.
         peak: the most that ``allocated`` has been since the program asked for a new measurement.
+        capacity: bytes that the device has, or that the program says it may use.
         limit, when_over: told of the bytes of each allocation after which more than the limit is held.
         reserved, pinned_reserved: bytes taken from the driver; what is not held is cached.
     """
@@ -199,6 +202,7 @@ class Memory:
         self.allocated = 0
         self.peak = 0
         self.reserved = 0
+        self.capacity = TOTAL_MEMORY
         self.limit: float = math.inf
         self.when_over: Callable[[int], None] | None = None
         self.pinned = 0
@@ -211,8 +215,8 @@ class Memory:
 
     def allocate_device(self, layout: Layout, queue: Queue) -> tuple[Tensor, Ownership | None]:
         """Fresh device memory, poisoned, owned by a stream; an empty tensor owns none."""
-        raw = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype)
         size = layout.span
+        raw = self._empty(layout, size)
         if size == 0:
             return raw, None
         base = raw.data_ptr()
@@ -232,6 +236,21 @@ class Memory:
         if self.allocated > self.limit and self.when_over is not None:
             self.when_over(size)
         return raw, Ownership(block)
+
+    def _empty(self, layout: Layout, size: int) -> Tensor:
+        """Bytes of the host that stand for the device's.
+
+        Raises:
+            torch.OutOfMemoryError: the device has less, or the host.
+        """
+        if self.allocated + size <= self.capacity:
+            try:
+                return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype)
+            except (RuntimeError, MemoryError):
+                where = "the host of the virtual device has less"
+        else:
+            where = f"{self.allocated} of {self.capacity} are allocated"
+        raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} bytes; {where}.")
 
     def allocate_pinned(self, layout: Layout) -> Tensor:
         """Fresh pinned memory, poisoned.
