@@ -1,5 +1,7 @@
 """What the device does by itself is no doing of the program's, whichever call of the program makes it do it now."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -26,6 +28,16 @@ def _interrupted(x: torch.Tensor) -> None:
 
 
 register_op("mrv2_test_own_work::interrupted", _interrupted, reads=(), writes=("x",))
+
+
+def _in_python(x: torch.Tensor) -> torch.Tensor:
+    """Twice its argument, by what torch does in Python."""
+    copies = [copy.deepcopy(x), x.to(torch.float64).to(x.dtype), torch.tensor(x.tolist()), torch.as_tensor(x.numpy())]
+    copies += [x.new_tensor([0] * 4), torch.from_dlpack(x.clone())]
+    return sum(copies, -3 * x)
+
+
+register_op("mrv2_test_own_work::in_python", _in_python, reads=("x",), writes=())
 
 
 @triton.jit
@@ -218,6 +230,26 @@ class TestEndedBranches:
         raced = explore(lambda: self.program(end, ordered=False))
         assert raced.exhausted and len(raced.runs) > 1
         assert {tuple(finding.code for finding in run.findings) for run in raced.runs} == {("MRV204",) * 2}
+
+
+class TestTwins:
+    """What stands in for the work of an operator is on plain memory, whatever functions of torch it calls."""
+
+    def test_in_order(self, vd):
+        x, host = torch.ones(4, device="cuda"), torch.zeros(4, pin_memory=True)
+        y = torch.ops.mrv2_test_own_work.in_python(x)
+        x.add_(1)
+        torch.cuda.synchronize()
+        assert y.tolist() == [2] * 4 and codes(vd) == [] and host.tolist() == [0] * 4
+
+    def test_without_an_order(self, vd):
+        x, host, side = torch.ones(4, device="cuda"), torch.zeros(4, pin_memory=True), torch.cuda.Stream()
+        torch.cuda.synchronize()
+        y = torch.ops.mrv2_test_own_work.in_python(x)
+        with torch.cuda.stream(side):
+            x.add_(1)
+        torch.cuda.synchronize()
+        assert codes(vd) == ["MRV204"] and y.is_cuda and host.tolist() == [0] * 4
 
 
 class TestDefaultDevice:
