@@ -52,7 +52,9 @@ ENTRIES = (
         code="MRV204",
         title="two streams use the same memory without an order",
         soundness=Soundness.SOUND,
-        rule="if two streams or branches of a graph touch the same bytes and one writes, an event orders them",
+        rule="if two streams or branches of a graph touch the same bytes and one writes, an event orders them; "
+        "launches that use atomics only are told too, though a GPU gives a defined sum: which comes first decides what "
+        "each atomic returns, and how sums round",
         why="streams run side by side; which one comes first changes with the load",
         remedy="record an event on the one stream after its work, and let the other stream wait for it before its own",
         example=Example(

@@ -7,6 +7,9 @@
      "trace": {"events": 1200, "sha256": "...", "every": 1, "marks": [...]},
      "findings": ["0123456789abcdef"]}
 
+That holds for what the schedule decides. Where several host threads use the device and nothing orders them, the machine
+decides which comes first, and a repetition differs though nothing changed; findings stay the same.
+
 A file is data: reading one runs nothing. ``trace`` is about the transcript (see ``transcript``), one line of JSON per
 event; ``marks`` are its running CRC-32 after each ``every`` events, so that a difference is found to within that many.
 """
@@ -174,6 +177,8 @@ class _Follower:
 
 def run_twice(program: Program, schedule: Schedule | str) -> tuple[Run, Difference | None]:
     """Run a program twice under one schedule: the check for nondeterminism that no schedule accounts for.
+
+    Host threads that nothing orders are such nondeterminism, and no fault by themselves.
 
     Returns:
         the first run, and where the second one parts from it.

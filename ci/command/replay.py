@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from mrv2.checks.findings import JSON, RunVerdict
+from mrv2.checks.findings import JSON, RunVerdict, verdict_of
 from mrv2.ci.report import console as screen
 from mrv2.ci.report.json_report import Report, check_destination, write_report
 from mrv2.ci.report.outcome import ReportedFinding
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from mrv2.checks.virtual.runs import Run
 
 
+_NOT_REPEATED = (
+    "no schedule repeats what the program reads of clocks, files or earlier runs, nor the order of host threads that "
+    "nothing orders"
+)
+
+
 def replay(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A replay file.", show_default=False)],
     twice: Annotated[bool, typer.Option("--twice", help="Also run it twice here, and compare those two runs.")] = False,
@@ -30,6 +36,7 @@ def replay(
 ) -> None:
     """Repeat a recorded run; fails unless every event is the same, and says where it is not.
 
+    PASS is about the repetition alone: what the recorded run was found to do wrong is found again, and listed.
     One that ends by raising is INCONCLUSIVE: the file does not say how the recorded run ended.
     """
     with guarded(debug):
@@ -81,13 +88,23 @@ def _print(console: Console, recorded: Replay, run: Run, differences: Mapping[st
     screen.print_findings(console, [ReportedFinding(finding) for finding in run.findings])
     for label, text in differences.items():
         screen.line(console, f"differs from the {label}: {text}")
+    if differences:
+        screen.line(console, _NOT_REPEATED)
     if run.error is not None:
-        screen.line(console, f"the program did not come to its end, it raised {run.error}")
+        screen.line(console, f"the program did not come to its end, it raised {run.ending}")
     for name, (before, now) in _versions(recorded).items():
         screen.line(console, f"recorded with {name} {before}, repeated with {now}")
     same = "the same run, byte for byte" if run.error is None else "the same events, byte for byte"
     same = "another run" if differences else same
-    screen.line(console, f"{verdict.value.upper()}: {same}; {screen.count(len(run.findings), 'finding')}")
+    screen.line(console, f"{verdict.value.upper()}: {same}; {_what_it_shows(run)}")
+
+
+def _what_it_shows(run: Run) -> str:
+    """The findings of the run, which the verdict is not about: the same bug shown again is what a replay is for."""
+    if not run.findings:
+        return "it has no findings"
+    found = verdict_of(run.findings).value.upper()
+    return f"what it shows is a {found}: {screen.count(len(run.findings), 'finding')} above"
 
 
 def _name(recorded: Replay) -> str:

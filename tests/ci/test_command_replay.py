@@ -18,6 +18,8 @@ from mrv2.fuzz.programs import RunnerProgram, random_workload, workload_as_json
 from mrv2.fuzz.targets.reference import ReferenceTarget
 
 MODULE = """
+    import threading
+
     import torch
 
     def overwritten(late=True):
@@ -43,6 +45,23 @@ MODULE = """
     def raises():
         overwritten()
         raise KeyError("x")
+
+    def threaded():
+        # Which thread comes first is decided here in the place of the machine: by the number of the run.
+        calls.append(1)
+        order = [0, 1] if len(calls) % 2 else [1, 0]
+        data = [torch.zeros(4 + number, device="cuda") for number in range(2)]
+        torch.cuda.synchronize()
+
+        def work(number):
+            with torch.cuda.stream(torch.cuda.Stream()):
+                data[number].add_(1)
+                torch.cuda.synchronize()
+
+        for number in order:
+            thread = threading.Thread(target=work, args=(number,))
+            thread.start()
+            thread.join()
 
     number = 3
 """
@@ -98,6 +117,15 @@ def test_a_file_that_names_the_interpreters_exit_does_not_pass() -> None:
     replay, _ = record_replay(sys.exit, {"callable": "sys:exit"}, "late")
     write_replay(Path("r.json"), replay)
     assert mrv2("replay", "r.json", "--twice").exit_code == 3
+
+
+def test_another_order_of_threads_is_another_run_and_the_limit_is_told() -> None:
+    record("threaded")
+    result = mrv2("replay", "r.json", "--json", "out.json")
+    assert result.exit_code == 1
+    assert "the order of host threads that nothing orders" in " ".join(result.stdout.split())
+    report = read_report(Path("out.json"))
+    assert (list(report.metrics["differences"]), report.findings) == (["recorded run"], ())  # type: ignore[arg-type]
 
 
 def test_another_run_fails_and_says_where() -> None:
