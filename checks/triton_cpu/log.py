@@ -111,10 +111,10 @@ class LaunchResult:
         fences = self._fences()
         regions = [(low, high) for low, high in disputed.tolist()]
         pairs = judge(self._pieces(touching, fences, np.array(numbers)), fences, regions)
-        found = [
-            Conflict(self._access(int(touching[earlier]), numbers), self._access(int(touching[later]), numbers), *rest)
-            for earlier, later, *rest in pairs
-        ]
+        found = []
+        for earlier, later, low, high, judged in pairs:
+            first, second = (self._access(int(touching[number]), numbers) for number in (earlier, later))
+            found.append(Conflict(first, second, low, high, judged))
         return found, lines
 
     def stray_lanes(self) -> list[StrayLanes]:
