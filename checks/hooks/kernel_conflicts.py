@@ -6,33 +6,40 @@ others by the counter they all increment; and stores of equal bytes, whose order
 the one order in which the interpreter ran the programs, so a conflict can be missed, but none is made up.
 
 First it is asked, with a few array operations, which bytes are in question at all; in a correct launch that is nearly
-always none.
+always none. ``conflict_judge`` judges the accesses to them. If these are too many, one more conflict says that, with
+``judged`` false: nothing is left out in silence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..events import ByteRange
-from .byte_ranges import Addresses, merged_intervals
+from .byte_ranges import merged_intervals
+from .conflict_judge import Pieces, judge
 from .kernel_log import AccessKind, KernelAccess, KernelLog, columns
-
-#: Pairs of accesses that are looked at in one launch; more are of the same kinds.
-_MAX_PAIRS = 4096
 
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two accesses of different programs, and the first bytes that both touch."""
+    """Two accesses of different programs, and bytes that both touch.
+
+    Attributes:
+        earlier, later: in the order of execution.
+        low, high: addresses [low, high) of bytes that are in conflict, the first that were found.
+        judged: false if the launch has too many accesses to disputed bytes: then these two stand for those that were
+            not looked at, and may be harmless.
+    """
 
     earlier: KernelAccess
     later: KernelAccess
     low: int
     high: int
+    judged: bool = True
 
 
 def conflicts(log: KernelLog) -> list[Conflict]:
@@ -40,12 +47,13 @@ def conflicts(log: KernelLog) -> list[Conflict]:
     if len({access.program for access in log.accesses}) < 2:
         return []
     regions = _regions(log)
-    found: dict[frozenset[int], Conflict] = {}
-    for conflict in _pairs(log, regions) if regions else ():
-        key = frozenset((conflict.earlier.site, conflict.later.site))
-        if key not in found and not _harmless(log, conflict):
-            found[key] = conflict
-    return list(found.values())
+    if not regions:
+        return []
+    pieces, numbers = _pieces(log, regions)
+    return [
+        Conflict(log.accesses[numbers[earlier]], log.accesses[numbers[later]], low, high, judged)
+        for earlier, later, low, high, judged in judge(pieces, log.fences, regions)
+    ]
 
 
 class _Intervals:
@@ -104,82 +112,41 @@ def _regions(log: KernelLog) -> list[ByteRange]:
     return list(zip(lows.tolist(), highs.tolist(), strict=True))
 
 
-def _pairs(log: KernelLog, regions: Sequence[ByteRange]) -> Iterator[Conflict]:
-    """Conflicting accesses within the regions, as many as are worth looking at."""
-    left = _MAX_PAIRS
-    for low, high in regions:
-        touching = [access for access in log.accesses if access.low < high and low < access.high]
-        for index, later in enumerate(touching):
-            for earlier in touching[:index]:
-                if not _conflicting(earlier, later):
-                    continue
-                shared = _shared(earlier, later, low, high)
-                if shared is not None:
-                    yield Conflict(earlier, later, *shared)
-                left -= 1
-                if not left:
-                    return
+def _pieces(log: KernelLog, regions: Sequence[ByteRange]) -> tuple[Pieces, list[int]]:
+    """The runs of all accesses that touch a region, and the number of each run's access."""
+    numbers: list[int] = []
+    rows: list[NDArray[np.int64]] = []
+    octets: list[NDArray[np.uint8]] = []
+    length = 0
+    bounds = np.array(regions, np.int64)
+    for number, access in enumerate(log.accesses):
+        next_region = np.searchsorted(bounds[:, 1], access.low, side="right")
+        if next_region == len(bounds) or bounds[next_region, 0] >= access.high:
+            continue
+        lows, highs = access.runs()
+        stored = np.full(len(lows), -1)
+        if access.stored is not None:
+            image = _image(access, lows, highs)
+            stored = length + np.cumsum(highs - lows) - (highs - lows)
+            length += len(image)
+            octets.append(image)
+        constants = (access.position, access.program, int(access.kind), access.site)
+        rows.append(np.stack([*(np.full(len(lows), constant) for constant in constants), lows, highs, stored]))
+        numbers += [number] * len(lows)
+    image = np.concatenate(octets) if octets else np.empty(0, np.uint8)
+    position, program, kind, site, low, high, first = np.concatenate(rows, axis=1)
+    return Pieces(position, program, kind, site, low, high, first, image), numbers
 
 
-def _conflicting(one: KernelAccess, other: KernelAccess) -> bool:
-    """Whether a common byte would be a conflict: one kind is a write, or one is atomic and the other is not."""
-    return one.program != other.program and (one.kind is not other.kind or one.kind is AccessKind.WRITE)
-
-
-def _shared(one: KernelAccess, other: KernelAccess, low: int, high: int) -> ByteRange | None:
-    """The first bytes within [low, high) that both touch."""
-    (lows, highs), (other_lows, other_highs) = one.runs(), other.runs()
-    index = np.searchsorted(other_highs, np.maximum(lows, low), side="right")
-    inside = index < len(other_lows)
-    index = np.minimum(index, len(other_lows) - 1)
-    start = np.maximum(np.maximum(lows, other_lows[index]), low)
-    end = np.minimum(np.minimum(highs, other_highs[index]), high)
-    hits = np.flatnonzero(inside & (start < end))
-    return (int(start[hits[0]]), int(end[hits[0]])) if len(hits) else None
-
-
-# What makes a conflict harmless
-
-
-def _harmless(log: KernelLog, conflict: Conflict) -> bool:
-    return _equal_stores(conflict) or (bool(log.fences) and _ordered(log, conflict))
-
-
-def _equal_stores(conflict: Conflict) -> bool:
-    """Whether both store the same bytes, wherever both store."""
-    earlier, later = conflict.earlier, conflict.later
-    if earlier.stored is None or later.stored is None:
-        return False
-    low, high = max(earlier.low, later.low), min(earlier.high, later.high)
-    (one, one_there), (other, other_there) = (_image(access, low, high) for access in (earlier, later))
-    both = one_there & other_there
-    return bool((one[both] == other[both]).all())
-
-
-def _image(access: KernelAccess, low: int, high: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """What a store leaves in [low, high), and which of these bytes it touches."""
+def _image(access: KernelAccess, lows: NDArray[np.int64], highs: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """What a store leaves in its runs, one after another."""
     assert access.stored is not None
     values, mask = access.stored
     stored = np.ascontiguousarray(np.broadcast_to(values, mask.shape)[mask])
-    lanes: Addresses = np.arange(access.low, access.high, access.size) if access.lanes is None else access.lanes
+    lanes = np.arange(access.low, access.high, access.size) if access.lanes is None else access.lanes
     octets = stored.view(np.uint8).reshape(len(lanes), access.size)
-    place = lanes[:, None] + np.arange(access.size) - low
-    inside = (place >= 0) & (place < high - low)
-    image, there = np.zeros(high - low, np.uint8), np.zeros(high - low, bool)
-    image[place[inside]] = octets[inside]
-    there[place[inside]] = True
-    return image, there
-
-
-def _ordered(log: KernelLog, conflict: Conflict) -> bool:
-    """Whether atomics order the two, directly or through other programs."""
-    start, end = conflict.earlier.position, conflict.later.position
-    informed, released = {conflict.earlier.program}, set[int]()
-    for fence in log.fences:
-        if not start <= fence.position <= end:
-            continue
-        if fence.acquires and not released.isdisjoint(fence.addresses):
-            informed.add(fence.program)
-        if fence.releases and fence.program in informed:
-            released |= fence.addresses
-    return conflict.later.program in informed
+    run = np.searchsorted(lows, lanes, side="right") - 1
+    first = (np.cumsum(highs - lows) - (highs - lows))[run] + lanes - lows[run]
+    image = np.zeros(int((highs - lows).sum()), np.uint8)
+    image[first[:, None] + np.arange(access.size)] = octets
+    return image

@@ -54,14 +54,20 @@ def stray_fault(kernel: str, grid: tuple[int, int, int], stray: StrayLanes) -> K
 def conflict_fault(kernel: str, grid: tuple[int, int, int], conflict: Conflict, sites: Sequence[Site]) -> KernelFault:
     """Two programs that touch the same bytes."""
     earlier, later = conflict.earlier, conflict.later
+    title = f"{kernel}: one program {later.kind.verb} what another {earlier.kind.verb}"
+    remedy = "give each program bytes of its own, resolve duplicates before the launch, or use atomics for both"
+    if not conflict.judged:
+        title = f"{kernel}: not judged, too many accesses of several programs to the same bytes, such as these two"
+        remedy = "launch fewer programs on less memory to have all of them judged"
     return KernelFault(
         "MRV211",
-        f"{kernel}: one program {later.kind.verb} what another {earlier.kind.verb}",
+        title,
         sites[later.site],
-        "give each program bytes of its own, resolve duplicates before the launch, or use atomics for both",
+        remedy,
         (sites[earlier.site],),
         (conflict.low, conflict.high),
         {"first": _side(earlier, grid, sites), "second": _side(later, grid, sites)},
+        Verdict.VIOLATION if conflict.judged else Verdict.SUSPECT,
     )
 
 

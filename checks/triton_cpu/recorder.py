@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..hooks.kernel_log import grid_index
 from .emit.source import AccessSite
 from .ir import Scalar, Tensor, Type
-from .log import RECORD, STRAY, LaunchResult, Stop, Stopped, grid_index
+from .log import RECORD, STRAY, LaunchResult, Stop, Stopped
 from .support import support
 
 #: Buffers larger than this are given back after a launch.
