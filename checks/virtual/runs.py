@@ -11,15 +11,16 @@ import numpy as np
 import torch
 
 from ..events import EventSink
-from ..findings import Finding
+from ..findings import Finding, Site
 from ..happens_before.core import HappensBefore
 from ..hooks.masked_lanes import MaskedLanes
+from ..libraries import portable_path
 from .arguments import checked_answers
 from .device import virtual_device
 from .memory import POISON, Poison
 from .runtime import Runtime
 from .schedules import Decision, Recorder, Schedule, Scheduler
-from .stacks import calls_program
+from .stacks import calls_program, raised_stack
 from .transcript import Note, Transcript
 
 #: Code that says ``device="cuda"``; what it returns is its data.
@@ -37,6 +38,7 @@ class Run:
         findings: broken rules; files are named from their outermost package on.
         streams: how many streams the program used, the default stream included.
         recorder: noted the schedule.
+        raised_at: the places of the program that the error came through, innermost first.
     """
 
     schedule: Schedule
@@ -45,6 +47,14 @@ class Run:
     findings: tuple[Finding, ...]
     streams: int
     recorder: Recorder = dataclasses.field(repr=False, compare=False)
+    raised_at: tuple[Site, ...] = dataclasses.field(default=(), repr=False, compare=False)
+
+    @property
+    def ending(self) -> str | None:
+        """The error with its places, e.g. ``"KeyError: 'x', at demo.py:3 (load), called at demo.py:9 (main)"``."""
+        places = [f"{site.file}:{site.line} ({site.function})" for site in self.raised_at]
+        at = f", at {', called at '.join(places)}" if places else ""
+        return None if self.error is None else f"{self.error}{at}"
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -89,6 +99,7 @@ def run_program(
     transcript = Transcript(sink, note) if note else None
     data: object = None
     error: str | None = None
+    raised_at: tuple[Site, ...] = ()
     watching = (transcript.observe,) if transcript else ()
     told, watched = transcript or sink, (*watching, *hooks)
     opened = virtual_device(recorder, chosen.seed, sink=told, poison=poison, hooks=watched, masked_lanes=masked_lanes)
@@ -100,7 +111,9 @@ def run_program(
         # SystemExit and its like too: they end the program, and must not end whoever judges it.
         except BaseException as raised:  # noqa: BLE001 - what wrong data makes a program raise is its outcome
             error = f"{type(raised).__name__}: {raised}"
-    return Run(chosen, data, error, tuple(device.findings), len(device.runtime.streams.queues), recorder)
+            raised_at = tuple(Site(portable_path(file), line, name) for file, line, name in raised_stack(raised))
+    findings, streams = tuple(device.findings), len(device.runtime.streams.queues)
+    return Run(chosen, data, error, findings, streams, recorder, raised_at)
 
 
 @calls_program

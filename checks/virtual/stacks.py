@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from traceback import walk_tb
 from types import CodeType, FrameType
 from typing import TypeAlias, TypeVar
 
@@ -113,6 +114,17 @@ def library_frames() -> list[FrameType]:
         frames.append(frame)
         frame = frame.f_back
     return [*([] if frame is None else [frame]), *frames[::-1]]
+
+
+def raised_stack(error: BaseException) -> Stack:
+    """The frames of the program under test that an exception came through, innermost first."""
+    shown = [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__) if _is_program(frame)]
+    return tuple((code.co_filename, line, code.co_qualname) for code, line in shown[: -MAX_FRAMES - 1 : -1])
+
+
+def _is_program(frame: FrameType) -> bool:
+    places = _places_of(frame)
+    return places is not _HIDE and places is not _CALLER
 
 
 def _places_of(frame: FrameType) -> _Places:

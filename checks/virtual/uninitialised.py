@@ -56,8 +56,8 @@ def find_uninitialised(program: Program, schedule: Schedule | str = "early") -> 
     for byte in OTHERS:
         if not _Poisoned(program, schedule, byte).run.same_outcome(base.run):
             return [_cause(program, base, _twice(program, schedule, byte))]
-    if base.run.error is not None:
-        raise _unfinished(base.run.error)
+    if base.run.ending is not None:
+        raise _unfinished(base.run.ending)
     return []
 
 

@@ -63,9 +63,9 @@ def _analyse(target: str) -> tuple[list[Fence], tuple[Finding, ...]]:
     if run.error is not None:
         raise InputError(
             f"TARGET {target!r}",
-            f"the program must come to its end; it raised {run.error}",
+            f"the program must come to its end; it raised {run.ending}",
             "which fences it needs is seen in a run that is complete",
-            "a program that runs on the virtual device",
+            f"mend {_place(run.raised_at)}" if run.raised_at else "a program that returns, on the virtual device",
         )
     return found, run.findings
 

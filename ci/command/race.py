@@ -117,7 +117,7 @@ def _print(
         screen.line(console, f"schedule {run.schedule}: other data than in {runs[0].schedule}")
     for run in runs:
         if run.error is not None:
-            screen.line(console, f"schedule {run.schedule}: the program did not come to its end: {run.error}")
+            screen.line(console, f"schedule {run.schedule}: the program did not come to its end: {run.ending}")
     if seen is not None:
         witness, test = seen
         screen.line(console, f"wrong data in schedule {witness.wrong.schedule}, found in {witness.runs} runs:")

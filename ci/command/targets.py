@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import ModuleType
 from typing import cast
 
@@ -44,7 +44,7 @@ def resolve_target(reference: str) -> RunnerTarget:
             f"--target {reference!r}",
             f"a target is {REFERENCE!r} or package.module:object",
             "the part before the colon is imported, the part after it looked up there",
-            "for example --target my_engine.adapter:Target",
+            f"for example --target my_engine.adapter:Target{_or_meant(reference)}",
         )
     found = _instance(reference, _named(f"--target {reference!r}", path))
     _check(reference, found)
@@ -66,7 +66,7 @@ def resolve_program(subject: str, reference: str) -> Callable[[], object]:
             subject,
             "a program is package.module:function",
             "the part before the colon is imported, the part after it looked up there and called",
-            "for example my_engine.programs:decode",
+            f"for example my_engine.programs:decode{_or_meant(reference)}",
         )
     found = _named(subject, reference)
     if not callable(found) or isinstance(found, type):
@@ -93,14 +93,28 @@ def _is_name(path: str) -> bool:
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attributes.split(".")))
 
 
+def _or_meant(reference: str) -> str:
+    """What was meant by a name that is a file's, or has a dot in the place of the colon; else nothing."""
+    module, colon, attribute = reference.partition(":")
+    file = PurePath(module)
+    if file.suffix == ".py":
+        folder = f", in the folder {file.parent}" if file.is_absolute() else ""
+        parts = [file.stem] if folder else [part for part in file.with_suffix("").parts if part != ".."]
+        return f"; did you mean {'.'.join(parts)}:{attribute or 'function'}{folder}?"
+    outer, dot, inner = module.rpartition(".")
+    if not colon and dot and _is_name(f"{outer}:{inner}"):
+        return f"; did you mean {outer}:{inner}?"
+    return ""
+
+
 def _named(subject: str, path: str) -> object:
     """The object that ``package.module:object`` names."""
-    module, _, attributes = path.partition(":")
-    return _look_up(subject, _import(subject, module), attributes)
+    return _look_up(subject, _import(subject, path), path.partition(":")[2])
 
 
-def _import(subject: str, name: str) -> ModuleType:
-    """Import the module; whatever its code raises is reported as the module's failure."""
+def _import(subject: str, path: str) -> ModuleType:
+    """Import the module of a name; whatever its code raises is reported as the module's failure."""
+    name = path.partition(":")[0]
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
@@ -108,7 +122,7 @@ def _import(subject: str, name: str) -> ModuleType:
             subject,
             f"the module {name} must be importable, and raised {type(error).__name__}: {error}",
             "what is named is a Python object, and it lives in that module",
-            f"run python -c 'import {name}' in the same folder and environment until it works",
+            f"run python -c 'import {name}' in the same folder and environment until it works{_or_meant(path)}",
         ) from error
 
 

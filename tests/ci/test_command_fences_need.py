@@ -34,6 +34,16 @@ MODULE = """
 
     def ring_without_records():
         ring(record=False)
+
+    def load(sizes):
+        torch.zeros(4, device="cuda").cpu()
+        raise ValueError("x")  # here
+
+    def boom():
+        load([1])
+
+    def index():
+        torch.ones(4, device="cuda")[7].item()  # here too
 """
 
 
@@ -79,3 +89,18 @@ def test_a_ring_whose_record_was_forgotten_says_so() -> None:
 def _cells(result: Result) -> str:
     """The last column of the table, its lines joined."""
     return " ".join(line.split("|")[-2].strip() for line in result.stdout.splitlines() if line.startswith("|"))
+
+
+@pytest.mark.parametrize(
+    ("program", "mark", "said"), [("boom", "# here\n", "ValueError: x"), ("index", "# here too", "")]
+)
+def test_a_program_that_raises_is_told_where(program: str, mark: str, said: str) -> None:
+    result = CliRunner().invoke(app, ["fences", f"need_demo:{program}"])
+    source = Path("need_demo.py").read_text()
+    line = source[: source.index(mark)].count("\n") + 1
+    assert result.exit_code == 2
+    words = " ".join(result.stderr.split())
+    assert f"it raised {said}" in words
+    assert f"at need_demo.py:{line} (" in words
+    assert f"mend need_demo.py:{line}" in words
+    assert "mrv2/" not in words and "/checks/" not in words

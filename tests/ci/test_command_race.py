@@ -90,7 +90,7 @@ def test_the_run_with_the_finding_can_be_replayed() -> None:
     assert len(read_replay(Path("run.json")).findings) == 1
     again = CliRunner().invoke(app, ["replay", "run.json"])
     assert again.exit_code == 0
-    assert "byte for byte; 1 finding" in again.stdout
+    assert "byte for byte; what it shows is a FAIL: 1 finding" in again.stdout
 
 
 def test_json_report() -> None:

@@ -93,7 +93,7 @@ def test_the_same_run_passes_and_shows_what_it_found() -> None:
     assert result.exit_code == 0, result.stderr
     assert "random:1@3" in result.stdout
     assert "MRV201" in result.stdout
-    assert "PASS: the same run, byte for byte; 1 finding" in result.stdout
+    assert "PASS: the same run, byte for byte; what it shows is a FAIL: 1 finding above" in result.stdout
     report = read_report(Path("out.json"))
     assert (report.command, report.verdict) == ("replay", RunVerdict.PASS)
     assert report.metrics["differences"] == {}
@@ -106,7 +106,7 @@ def test_a_run_that_did_not_come_to_its_end_is_inconclusive(program: str, ending
     result = mrv2("replay", "r.json", "--json", "out.json")
     assert result.exit_code == 3, result.stderr
     assert f"the program did not come to its end, it raised {ending}" in result.stdout
-    assert "INCONCLUSIVE: the same events, byte for byte; 1 finding" in result.stdout
+    assert "INCONCLUSIVE: the same events, byte for byte; what it shows is a FAIL: 1 finding above" in result.stdout
     report = read_report(Path("out.json"))
     assert (report.verdict, report.metrics["error"]) == (RunVerdict.INCONCLUSIVE, ending)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mrv2.ci.command.targets import importable, resolve_target
+from mrv2.ci.command.targets import importable, resolve_program, resolve_target
 from mrv2.ci.report.problem import InputError, four_parts
 
 MODULE = """
@@ -177,3 +177,28 @@ def test_search_path_is_put_back_on_errors(tmp_path: Path) -> None:
     with pytest.raises(InputError), importable(tmp_path / "more"):
         resolve_target("user_engine.absent:Target")
     assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("named", "meant"),
+    [
+        ("engine.py:main", "did you mean engine:main?"),
+        ("./engine.py:main", "did you mean engine:main?"),
+        ("pkg/engine.py:Runner.step", "did you mean pkg.engine:Runner.step?"),
+        ("engine.py", "did you mean engine:function?"),
+        ("/a/engine.py:main", "did you mean engine:main, in the folder /a?"),
+        ("engine.main", "did you mean engine:main?"),
+    ],
+)
+def test_a_file_in_the_place_of_a_module_is_told_what_was_meant(named: str, meant: str) -> None:
+    for resolve in (resolve_target, lambda name: resolve_program("TARGET", name)):
+        with pytest.raises(InputError) as caught:
+            resolve(named)
+        assert meant in caught.value.remedy
+
+
+@pytest.mark.parametrize("named", ["no_such_module:x", "no_such.module:x", "a b:c", "", "engine"])
+def test_nothing_is_guessed_of_other_names(named: str) -> None:
+    with pytest.raises(InputError) as caught:
+        resolve_program("TARGET", named)
+    assert "did you mean" not in caught.value.remedy
