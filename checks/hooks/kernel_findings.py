@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..codes import CODES
@@ -22,12 +22,14 @@ class KernelReport:
         name: of the operation.
         grid: extents of the launch.
         blocks: the memory that its arguments point into.
+        confined: whether it touches nothing but what its arguments lead to.
     """
 
     runtime: Runtime
     name: str
     grid: tuple[int, int, int]
     blocks: Sequence[Block]
+    confined: Callable[[], bool]
 
     def stray(self, stray: StrayLanes) -> None:
         """Lanes outside of all memory, which were masked off."""
@@ -64,7 +66,12 @@ class KernelReport:
         self.runtime.sink.report(finding)
 
     def _nearest(self, low: int, high: int) -> Block | None:
-        """The argument that a stray range is closest to; addresses themselves change from run to run."""
+        """The argument that a stray range is closest to; addresses themselves change from run to run.
+
+        What a kernel strays to from a pointer that it loaded lies near an argument by chance only.
+        """
+        if not self.confined():
+            return None
         distances = [(max(block.base - high, low - block.base - block.size, 0), block) for block in self.blocks]
         distance, block = min(distances, key=lambda pair: pair[0], default=(NEAR, None))
         return block if distance < NEAR else None

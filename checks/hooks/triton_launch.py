@@ -127,7 +127,7 @@ def _prepare(
     except Unsupported as error:
         unsupported = error
     else:
-        report = KernelReport(runtime, f"triton:{kernel.__name__}", size, blocks)
+        report = KernelReport(runtime, f"triton:{kernel.__name__}", size, blocks, known.confinement(call))
         return _Compiled(report, code, code.pack(call.words), way.masked_lanes)
     with runtime.lock:
         known.check_interpretable(call, unsupported)
@@ -144,9 +144,17 @@ def _interpreted(
     blocks = _blocks(runtime, values, signature.constexprs)
     if not math.prod(size):
         return None
-    report = KernelReport(runtime, f"triton:{kernel.__name__}", size, blocks)
+    report = KernelReport(runtime, f"triton:{kernel.__name__}", size, blocks, _confinement(kernel, args, kwargs))
     converted = {name: _converted(value) for name, value in values.items() if name not in signature.constexprs}
     return _Interpreted(report, rewritten(kernel.fn), {**values, **converted}, way.masked_lanes)
+
+
+def _confinement(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], bool]:
+    """Tells whether an interpreted kernel touches nothing but what its arguments lead to; no, if nobody can tell."""
+    if not isinstance(kernel, JITFunction):
+        return lambda: False
+    known = prepared(kernel)
+    return known.confinement(known.bind(args, kwargs))
 
 
 def _extents(grid: Any, values: Mapping[str, Any]) -> tuple[int, int, int]:

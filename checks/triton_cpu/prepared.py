@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from triton.runtime.jit import JITFunction
@@ -29,6 +30,7 @@ class Prepared:
         self.constexprs = frozenset(parameter.name for parameter in function.params if parameter.is_constexpr)
         self._built: dict[tuple[Any, ...], CompiledKernel | Unsupported] = {}
         self._confined: dict[tuple[Any, ...], bool] = {}
+        self._types: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
         self._prevented: dict[tuple[Any, ...], NotRunnable | None] = {}
         self._lock = threading.Lock()
 
@@ -61,10 +63,20 @@ class Prepared:
 
     def confined(self, call: Call) -> bool:
         """Whether all that a variant touches is reached through its arguments; no, if its code cannot be read."""
-        found = self._confined.get(call.key)
-        if found is None:
-            found = self._confined[call.key] = _is_confined(self.binder.variant(call))
-        return found
+        return self.confinement(call)()
+
+    def confinement(self, call: Call) -> Callable[[], bool]:
+        """The same question, to be asked later or never; holds none of the arguments."""
+        if call.key not in self._types:
+            variant = self.binder.variant(call)
+            self._types[call.key] = (variant.signature, variant.constants, variant.options)
+        return functools.partial(self._is_confined, call.key)
+
+    def _is_confined(self, key: tuple[Any, ...]) -> bool:
+        found, function = self._confined.get(key), self.binder.alive()
+        if found is None and function is not None:
+            found = self._confined[key] = _is_confined(Variant(function, *self._types[key]))
+        return bool(found)
 
     def check_interpretable(self, call: Call, error: Unsupported) -> None:
         """Refuse a variant that the interpreter cannot run either.
