@@ -22,6 +22,9 @@ from ..libraries import is_library
 from .enable import Order, enabled
 
 
+_NAMED_ORDERS: dict[str, Order] = {"forward": "forward", "reverse": "reverse"}
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run a script as the command line says.
 
@@ -78,8 +81,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _order(word: str) -> Order:
-    if word == "forward" or word == "reverse":
-        return word
+    if word in _NAMED_ORDERS:
+        return _NAMED_ORDERS[word]
     try:
         return int(word)
     except ValueError:
