@@ -21,7 +21,6 @@ from ..findings import Finding
 from ..libraries import is_library
 from .enable import Order, enabled
 
-
 _NAMED_ORDERS: dict[str, Order] = {"forward": "forward", "reverse": "reverse"}
 
 
