@@ -8,13 +8,14 @@ it ended.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..events import LaneKind, made_at
 from ..libraries import portable_path
 from ..semantics import STREAMS_PER_POOL
 from .errors import VirtualDeviceError
 from .queues import Queue
+from .refused import refuse
 from .stacks import program_stack
 from .tensor import DEVICE
 
@@ -359,6 +360,19 @@ class GenericEvent:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {'unrecorded' if self._record is None else 'recorded'}>"
+
+    def ipc_handle(self) -> NoReturn:
+        """There is no other process that shares the device.
+
+        Raises:
+            UnsupportedOperationError: always.
+        """
+        refuse("Event.ipc_handle", "an event for each process")
+
+    @classmethod
+    def from_ipc_handle(cls, device: Any, handle: Any) -> NoReturn:
+        """See ``ipc_handle``."""
+        refuse("Event.from_ipc_handle", "an event for each process")
 
 
 class Event(GenericEvent):

@@ -39,6 +39,15 @@ def test_functions_of_cuda_itself_are_refused(late, name):
         getattr(torch.cuda.cudart(), name)(0, 64, 0)
 
 
+@pytest.mark.parametrize("kind", ["cuda", "generic"])
+def test_events_of_other_processes_are_refused(late, kind):
+    event = torch.cuda.Event() if kind == "cuda" else torch.Event("cuda")
+    with pytest.raises(UnsupportedOperationError, match="ipc_handle"):
+        event.ipc_handle()
+    with pytest.raises(UnsupportedOperationError, match="ipc_handle"):
+        type(event).from_ipc_handle("cuda:0", b"")
+
+
 def test_what_does_nothing_here_is_allowed(late):
     torch.cuda.set_sync_debug_mode("default")
     torch.cuda.set_sync_debug_mode(0)
