@@ -120,7 +120,7 @@ class Session:
             if self._new("MRV212", stray.site, stray.kind):
                 self.findings.append(report.stray(stray))
         for conflict in found:
-            if self._new("MRV211", sites[conflict.earlier.site], sites[conflict.later.site]):
+            if self._new("MRV211", sites[conflict.earlier.site], sites[conflict.later.site], conflict.judged):
                 self.findings.append(report.conflict(conflict, sites))
 
     def _report_nan(self, report: LaunchReport, site: Site, count: int) -> None:

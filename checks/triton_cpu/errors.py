@@ -102,3 +102,7 @@ class DeviceAssertion(ProgramError, AssertionError):
 
 class OutOfFuel(ProgramError):
     """A program did more loop iterations than any real one does."""
+
+
+class LogFull(ProgramError):
+    """A launch accesses so much that no log of it is kept."""

@@ -33,6 +33,9 @@ from .variants import Unstable, Variant
 #: Loop iterations that one program may do. Real programs do some thousands; one that spins on a flag never ends.
 FUEL = 1 << 22
 
+#: Bytes that the notes of one launch may take: its accesses, and what it stores. Each is held twice for a moment.
+LOG_LIMIT = 1 << 30
+
 #: All addresses but the first page, for kernels whose arguments do not tell what they touch.
 ANYWHERE = array.array("Q", (1 << 12, (1 << 64) - 1)).tobytes()
 
@@ -74,6 +77,7 @@ class CompiledKernel:
         order: NDArray[np.int32] | None = None,
         masked_lanes: MaskedLanes = 0,
         fuel: int = FUEL,
+        log_limit: int = LOG_LIMIT,
     ) -> LaunchResult:
         """Run all programs of a grid, one after another, in the calling thread.
 
@@ -85,6 +89,7 @@ class CompiledKernel:
             order: numbers of the programs in the order to run them; int32, a permutation; None for ascending.
             masked_lanes: what lanes hold that a load without ``other`` masks off.
             fuel: loop iterations that one program may do.
+            log_limit: bytes that its accesses, and what it stores, may each take.
 
         Raises:
             OverflowError: the grid has more programs than a GPU can count.
@@ -93,7 +98,7 @@ class CompiledKernel:
         if x * y * z >= 1 << 31:
             raise OverflowError(f"{self.name}: a grid of {grid} has 2**31 programs or more")
         mine = recorder()
-        mine.begin(self.source.sites, grid, blocks, self._loops_address, fuel, self._fills(masked_lanes))
+        mine.begin(self.source.sites, grid, blocks, self._loops_address, fuel, self._fills(masked_lanes), log_limit)
         self._run(mine.address, arguments, x, y, z, None if order is None else order.ctypes.data)
         return mine.take(self.name, self._kinds)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from ..events import ByteRange
 from ..findings import Site
-from ..hooks.kernel_conflicts import Conflict, conflicts
-from ..hooks.kernel_log import AccessKind, Fence, KernelAccess, KernelLog, StrayLanes, grid_index
+from ..hooks.conflict_judge import Pieces, judge
+from ..hooks.kernel_conflicts import Conflict
+from ..hooks.kernel_log import AccessKind, Fence, KernelAccess, StrayLanes, grid_index
 from ..libraries import folder_of
 from .emit.source import AccessSite
-from .errors import DeviceAssertion, OutOfFuel, ProgramError
+from .errors import DeviceAssertion, LogFull, OutOfFuel, ProgramError
 from .support import support
 
 #: Fields of ``Record``: half-open range of addresses, place in the site table, number of the program, where the stored
@@ -26,8 +27,6 @@ RECORD = np.dtype([("low", "u8"), ("high", "u8"), ("site", "i4"), ("program", "i
 STRAY = np.dtype([("low", "u8"), ("high", "u8"), ("site", "i4"), ("program", "i4"), ("lanes", "i8")])
 
 _READS, _WRITES = 1 << AccessKind.READ, 1 << AccessKind.WRITE | 1 << AccessKind.ATOMIC
-#: Records that are judged one by one; more are of the same lines.
-_JUDGED = 4096
 _UNKNOWN = Site("", 0, "")
 
 
@@ -37,6 +36,7 @@ class Stop(enum.IntEnum):
     OUT_OF_FUEL = 1
     ASSERTION_FAILED = 2
     OUT_OF_MEMORY = 3
+    LOG_FULL = 4
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class LaunchResult:
     def conflicts(self) -> tuple[list[Conflict], list[Site]]:
         """Conflicts between programs, one for each pair of lines, judged as those of an interpreted launch.
 
-        Of a launch with very many conflicting accesses a part is judged, some of each line.
+        A launch with too many accesses to disputed bytes has one more, whose ``judged`` is false.
 
         Returns:
             The conflicts, and the lines that their sites are numbers of.
@@ -107,10 +107,16 @@ class LaunchResult:
         disputed = support().disputed(self.log, self._count, self.kinds)
         if disputed is None:
             return [], []
-        records = self.records
-        numbers = _some_of_each(support().touching(self.log, self._count, disputed[:_JUDGED]), records["site"])
-        log, programs = self._kernel_log(numbers)
-        return [_with_programs(conflict, programs) for conflict in conflicts(log)], log.sites
+        touching = support().touching(self.log, self._count, disputed)
+        lines, numbers = self._lines()
+        fences = self._fences()
+        regions = [(low, high) for low, high in disputed.tolist()]
+        pairs = judge(self._pieces(touching, fences, np.array(numbers)), fences, regions)
+        found = []
+        for earlier, later, low, high, judged in pairs:
+            first, second = (self._access(int(touching[number]), numbers) for number in (earlier, later))
+            found.append(Conflict(first, second, low, high, judged))
+        return found, lines
 
     def stray_lanes(self) -> list[StrayLanes]:
         """The lanes outside of all memory, by access and program, with their lines."""
@@ -136,6 +142,8 @@ class LaunchResult:
         site = self.sites[self.stopped.site]
         if self.stopped.reason is Stop.ASSERTION_FAILED:
             return _assertion(self.kernel, program, site)
+        if self.stopped.reason is Stop.LOG_FULL:
+            return _log_full(self.kernel, program, site)
         return _out_of_fuel(self.kernel, program, site)
 
     # The accesses in question, as the interpreter's tap would have logged them
@@ -144,18 +152,38 @@ class LaunchResult:
     def _count(self) -> int:
         return len(self.log) // RECORD.itemsize
 
-    def _kernel_log(self, numbers: NDArray[np.int64]) -> tuple[KernelLog, list[int]]:
-        """Some records, and all fences; programs are numbered anew, for a judge who counts on small numbers."""
+    def _lines(self) -> tuple[list[Site], list[int]]:
+        """All lines of the kernel, and the number of each site's."""
         places = [place_of(site) for site in self.sites]
         lines = {place: number for number, place in enumerate(dict.fromkeys(places))}
-        accesses = [self._access(number, [lines[place] for place in places]) for number in numbers.tolist()]
-        fences = self._fences()
-        programs = {
-            program: number for number, program in enumerate(dict.fromkeys(a.program for a in accesses + fences))
-        }
-        renumbered = [replace(access, program=programs[access.program]) for access in accesses]
-        ordered = [replace(fence, program=programs[fence.program]) for fence in fences]
-        return KernelLog(renumbered, ordered, list(lines)), list(programs)
+        return list(lines), [lines[place] for place in places]
+
+    def _pieces(self, numbers: NDArray[np.int64], fences: Sequence[Fence], lines: NDArray[np.int64]) -> Pieces:
+        """Some records; those of one fence are all where the fence is."""
+        records = self.records[numbers]
+        kinds = np.frombuffer(self.kinds, np.uint8)
+        columns = [records[name].astype(np.int64) for name in ("program", "site", "low", "high", "stored")]
+        program, site, low, high, stored = columns
+        octets = np.frombuffer(self.stored, np.uint8)
+        return Pieces(
+            self._positions(numbers, fences),
+            program,
+            kinds[site].astype(np.int64),
+            lines[site],
+            low,
+            high,
+            stored,
+            octets,
+        )
+
+    def _positions(self, numbers: NDArray[np.int64], fences: Sequence[Fence]) -> NDArray[np.int64]:
+        """Of records, as fences count: a fence is where its first record is."""
+        starts = np.array([fence.position for fence in fences], np.int64)
+        if not len(starts):
+            return numbers
+        sites = np.array([site.acquires or site.releases for site in self.sites], bool)
+        first = starts[np.maximum(np.searchsorted(starts, numbers, side="right") - 1, 0)]
+        return np.where(sites[self.records["site"][numbers]], first, numbers)
 
     def _access(self, number: int, lines: Sequence[int]) -> KernelAccess:
         low, high, site, program, stored = self.records[number].tolist()
@@ -171,19 +199,18 @@ class LaunchResult:
         ordering = [site.acquires or site.releases for site in self.sites]
         records = self.records
         numbers = np.flatnonzero(np.array(ordering, bool)[records["site"]])
-        fences: list[Fence] = []
+        fences: list[tuple[int, int, AccessSite, set[int]]] = []
         last = (-1, -1, -1)
         for number, (low, high, place, program, _) in zip(numbers.tolist(), records[numbers].tolist(), strict=True):
             site = self.sites[place]
-            addresses = frozenset(range(low, high, site.size))
-            if last == (number - 1, place, program):
-                before = fences.pop()
-                addresses, number_of_first = addresses | before.addresses, before.position
-            else:
-                number_of_first = number
-            fences.append(Fence(number_of_first, program, addresses, site.acquires, site.releases))
+            if last != (number - 1, place, program):
+                fences.append((number, program, site, set()))
+            fences[-1][3].update(range(low, high, site.size))
             last = (number, place, program)
-        return fences
+        return [
+            Fence(position, program, frozenset(addresses), site.acquires, site.releases)
+            for position, program, site, addresses in fences
+        ]
 
 
 def place_of(site: AccessSite) -> Site:
@@ -191,24 +218,6 @@ def place_of(site: AccessSite) -> Site:
     triton = folder_of("triton")
     own = (place for place in site.location if not place.file.startswith(triton))
     return next(own, site.location[0] if site.location else _UNKNOWN)
-
-
-def _with_programs(conflict: Conflict, programs: Sequence[int]) -> Conflict:
-    """The same, with the programs' own numbers."""
-    earlier, later = (replace(side, program=programs[side.program]) for side in (conflict.earlier, conflict.later))
-    return replace(conflict, earlier=earlier, later=later)
-
-
-def _some_of_each(numbers: NDArray[np.int64], sites: NDArray[np.int32]) -> NDArray[np.int64]:
-    """All records if they are few, else as many of each site, spread over the launch."""
-    if len(numbers) <= _JUDGED:
-        return numbers
-    chosen = []
-    groups = [numbers[sites[numbers] == site] for site in np.unique(sites[numbers])]
-    for group in groups:
-        quota = max(2, _JUDGED // len(groups))
-        chosen.append(group[np.unique(np.linspace(0, len(group) - 1, min(quota, len(group))).astype(np.int64))])
-    return np.sort(np.concatenate(chosen))
 
 
 def _assertion(kernel: str, program: tuple[int, int, int], site: AccessSite) -> ProgramError:
@@ -231,4 +240,17 @@ def _out_of_fuel(kernel: str, program: tuple[int, int, int], site: AccessSite) -
         reason="the program spins on a value that no other program can change meanwhile, or loops to a bound that was "
         "overwritten",
         remedy="do not wait for other programs of the launch within a kernel, and check the bound of the loop",
+    )
+
+
+def _log_full(kernel: str, program: tuple[int, int, int], site: AccessSite) -> ProgramError:
+    return LogFull(
+        kernel,
+        program,
+        site.location,
+        rule="the accesses of a launch, and the bytes that it stores, take no more than the log's limit",
+        reason="each access is kept to be checked, and the machine would run out of memory; a loop without end that "
+        "accesses memory ends so, too",
+        remedy="check the bound of the loop; if it is right, launch fewer programs on less memory, or run without "
+        "checks (enabled(check=False))",
     )

@@ -52,6 +52,7 @@ class Launch(ctypes.Structure):
         ("loops", ctypes.c_void_p),
         ("fills", ctypes.c_char_p),
         ("print", ctypes.c_void_p),
+        ("log_limit", ctypes.c_int64),
         ("fuel", ctypes.c_int64),
         ("fuel_left", ctypes.c_int64),
         ("nan_count", ctypes.c_int64),
@@ -111,6 +112,7 @@ class Recorder:
         loops: int | None,
         fuel: int,
         fills: bytes,
+        log_limit: int,
     ) -> None:
         """Make ready for a launch."""
         self._sites, self._grid = sites, grid
@@ -121,6 +123,7 @@ class Recorder:
         launch.block_count = len(blocks) // 16
         launch.loops = loops
         launch.fuel = fuel
+        launch.log_limit = log_limit
         launch.nan_site = -1
         launch.stopped = 0
         launch.fills = fills

@@ -37,7 +37,7 @@ typedef struct {
   void *data;
 } Loop;
 
-enum { RUNNING = 0, OUT_OF_FUEL = 1, ASSERTION_FAILED = 2, OUT_OF_MEMORY = 3 };
+enum { RUNNING = 0, OUT_OF_FUEL = 1, ASSERTION_FAILED = 2, OUT_OF_MEMORY = 3, LOG_FULL = 4 };
 
 /* Tells Python of a device_print: which site, which of its values, and the lanes of it. */
 typedef void (*Print)(int32_t site, int32_t value, const void *lanes);
@@ -57,6 +57,7 @@ typedef struct Launch {
   const Loop *loops;       /* indexed by the LOOP_ constants that the generator writes */
   const uint8_t *fills;    /* of each site: the byte that its masked-off lanes hold, if it is a load without `other` */
   Print print;
+  int64_t log_limit;       /* bytes that records, stored bytes and strays may take, each */
   int64_t fuel;            /* loop iterations that one program may do */
   int64_t fuel_left;
   int64_t nan_count;       /* NaNs that reached an argmax or argmin, where their place decides */
@@ -69,7 +70,12 @@ typedef struct Launch {
 /* The run of bytes that a site is accessing in this program. */
 typedef struct { uint64_t low, high; int64_t stored; } Run;
 
+/* Ends the launch: the program has neither fuel nor memory from here on, so its loops end and its accesses do nothing. */
 static void __attribute__((noinline, cold)) stop(Launch *launch, int reason, int site) {
+  launch->fuel_left = 0;
+  launch->block_count = 0;
+  launch->near_low = launch->near_high = 0;
+  if (launch->stopped) return;
   launch->stopped = reason;
   launch->stop_site = site;
 }
@@ -80,10 +86,13 @@ static void __attribute__((noinline, cold)) stop(Launch *launch, int reason, int
 
 #ifdef MRV2_AUDIT
 
-/* Makes room for one more element; returns 0 if there is no memory left, and stops the launch. */
-static int __attribute__((noinline, cold)) grow(Launch *launch, void **items, int64_t *capacity, int64_t needed, size_t size) {
+/* Makes room for one more element; returns 0 if there is no memory left, or the limit is reached, and stops the launch. */
+static int __attribute__((noinline, cold)) grow(Launch *launch, void **items, int64_t *capacity, int64_t needed,
+                                                size_t size, int site) {
+  if (launch->stopped) return 0;
   int64_t larger = *capacity ? *capacity : 1024;
   while (larger < needed) larger *= 2;
+  if (larger * (int64_t)size > launch->log_limit) { stop(launch, LOG_FULL, site); return 0; }
   void *moved = realloc(*items, larger * size);
   if (!moved) { stop(launch, OUT_OF_MEMORY, -1); return 0; }
   *items = moved;
@@ -92,6 +101,7 @@ static int __attribute__((noinline, cold)) grow(Launch *launch, void **items, in
 }
 
 static void __attribute__((noinline, cold)) stray(Launch *launch, uint64_t address, int size, int site) {
+  if (launch->stopped) return;
   for (int64_t k = launch->stray_count; k-- > 0;) {
     Stray *last = &launch->strays[k];
     if (last->program != launch->program) break;
@@ -102,7 +112,7 @@ static void __attribute__((noinline, cold)) stray(Launch *launch, uint64_t addre
     return;
   }
   if (launch->stray_count == launch->stray_capacity &&
-      !grow(launch, (void **)&launch->strays, &launch->stray_capacity, launch->stray_count + 1, sizeof(Stray))) return;
+      !grow(launch, (void **)&launch->strays, &launch->stray_capacity, launch->stray_count + 1, sizeof(Stray), site)) return;
   launch->strays[launch->stray_count++] = (Stray){address, address + size, site, launch->program, 1};
 }
 
@@ -137,7 +147,7 @@ static inline int inside(Launch *launch, uint64_t address, int size, int site) {
 static void end_run(Launch *launch, Run *run, int site) {
   if (run->high == run->low) return;
   if (launch->record_count == launch->record_capacity &&
-      !grow(launch, (void **)&launch->records, &launch->record_capacity, launch->record_count + 1, sizeof(Record))) return;
+      !grow(launch, (void **)&launch->records, &launch->record_capacity, launch->record_count + 1, sizeof(Record), site)) return;
   launch->records[launch->record_count++] = (Record){run->low, run->high, site, launch->program, run->stored};
   run->low = run->high = 0;
 }
@@ -157,7 +167,7 @@ static inline void log_store(Launch *launch, Run *run, uint64_t address, const v
     *run = (Run){address, address, launch->stored_count};
   }
   if (launch->stored_count + size > launch->stored_capacity &&
-      !grow(launch, (void **)&launch->stored, &launch->stored_capacity, launch->stored_count + size, 1)) return;
+      !grow(launch, (void **)&launch->stored, &launch->stored_capacity, launch->stored_count + size, 1, site)) return;
   memcpy(launch->stored + launch->stored_count, value, size);
   launch->stored_count += size;
   run->high += size;

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from mrv2.checks.triton_cpu.errors import DeviceAssertion, OutOfFuel
+from mrv2.checks.triton_cpu.errors import DeviceAssertion, LogFull, OutOfFuel
 from mrv2.checks.triton_cpu.ir import Scalar, Tensor
 from mrv2.checks.triton_cpu.launcher import pack_blocks
 
@@ -159,6 +159,43 @@ def test_a_failed_assertion_names_line_program_and_message(tmp_path):
     assert isinstance(error, DeviceAssertion)
     assert isinstance(error, AssertionError)
     assert "program (2, 0, 0) at kernel.py:9: device_assert: too large" in str(error)
+
+
+SPIN_AND_STORE = """
+  int32_t value = index[0];
+  for (;;) {
+    SPEND_FUEL(0)
+    for (int lane = 0; lane < 6; lane += 2)
+      if (INSIDE(arguments[1] + 4 * lane, 4, 1)) {
+        AT(int32_t, arguments[1] + 4 * lane) = ++value;
+        LOG_STORE(arguments[1] + 4 * lane, value, 4, 1);
+      }
+    LOG_END(1);
+  }
+"""
+
+
+def test_a_full_log_ends_the_launch(tmp_path):
+    """Nothing is stored that is not in the log, but for the lane that found it full."""
+    kernel = built(source(SPIN_AND_STORE, *ADD_ONE_SITES), tmp_path)
+    one, other = arrays(8)
+    result = run(kernel, one, other, 3, log_limit=1 << 15)
+    error = result.error()
+    assert isinstance(error, LogFull)
+    assert error.program == (0, 0, 0)
+    assert len(result.records) == 1024
+    assert other.max() <= 1026
+
+
+def test_a_log_within_its_limit_does_not_end_the_launch(add_one):
+    one, other = arrays(16)
+    assert run(add_one, one, other, 4, log_limit=1 << 15).error() is None
+
+
+def test_the_first_reason_to_stop_is_told(tmp_path):
+    text = "stop(launch, ASSERTION_FAILED, 0); for (;;) { SPEND_FUEL(1) }"
+    kernel = built(source(text, line(9, message="first"), line(10), parameters=()), tmp_path, kinds=())
+    assert isinstance(kernel.launch(kernel.pack(()), (1, 1, 1), blocks=b"").error(), DeviceAssertion)
 
 
 PRINT = """
