@@ -10,7 +10,10 @@ from .identity import identity, title_of
 from .plain import as_text, plain_object
 
 _SITES = 3
+#: Characters of one line of evidence, and lines of it.
 _EVIDENCE = 400
+_LINES = 8
+_WHOLE = "(all of it in a JSON report)"
 #: Evidence that has a line of its own.
 _EDGE = "missing_edge"
 
@@ -35,7 +38,7 @@ def details(finding: Finding, stage: str | None = None) -> list[tuple[str, str]]
         *(("against", place) for place in _places(finding.other)),
         *(("allocated", place) for place in _places(finding.allocation)),
         ("missing", as_text(str(measured.pop(_EDGE, "")))),
-        ("evidence", _listed(measured)),
+        *(("evidence", line) for line in _evidence(measured)),
         ("remedy", as_text(finding.remedy)),
         ("replay", as_text(finding.replay or "")),
         ("more", f"mrv2 explain {finding.code}; fingerprint {identity(finding)}"),
@@ -64,7 +67,43 @@ def _places(sites: Sequence[Site]) -> list[str]:
     return shown + ([f"... {count(len(sites) - _SITES, 'more frame')}"] if len(sites) > _SITES else [])
 
 
-def _listed(measured: Mapping[str, Any]) -> str:
-    """The measured values on one line, cut where it gets long."""
-    text = ", ".join(f"{key}={value}" for key, value in measured.items())
-    return text if len(text) <= _EVIDENCE else f"{text[:_EVIDENCE]}... (all of it in a JSON report)"
+def _evidence(measured: Mapping[str, Any]) -> list[str]:
+    """The measured values: plain ones together, then a line for each that has names inside, as the sides of a race."""
+    plain = {key: value for key, value in measured.items() if not _has_names(value)}
+    lines = [_fields(plain)] if plain else []
+    for key, value in measured.items():
+        if _has_names(value):
+            lines += [f"{key}: {_inside(item)}" for item in (value if isinstance(value, list) else [value])]
+    shown = [_cut(line) for line in lines[:_LINES]]
+    return shown + ([f"... {count(len(lines) - _LINES, 'more line')} {_WHOLE}"] if len(lines) > _LINES else [])
+
+
+def _has_names(value: Any) -> bool:
+    """Whether it is an object of JSON, or a list of them, that says anything."""
+    return bool(value) and (isinstance(value, Mapping) or (isinstance(value, list) and _all_objects(value)))
+
+
+def _all_objects(values: list[Any]) -> bool:
+    return all(isinstance(item, Mapping) for item in values)
+
+
+def _fields(values: Mapping[str, Any]) -> str:
+    """What is not known is left out."""
+    return ", ".join(f"{key}={_inline(value)}" for key, value in values.items() if value is not None)
+
+
+def _inside(value: Any) -> str:
+    return _fields(value) if isinstance(value, Mapping) else _inline(value)
+
+
+def _inline(value: Any) -> str:
+    """A value within a line."""
+    if isinstance(value, Mapping):
+        return f"({_fields(value)})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_inline, value))}]"
+    return str(value)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _EVIDENCE else f"{text[:_EVIDENCE]}... {_WHOLE}"

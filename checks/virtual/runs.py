@@ -18,6 +18,7 @@ from ..libraries import portable_path
 from .arguments import checked_answers
 from .device import virtual_device
 from .memory import POISON, Poison
+from .outcomes import first_difference
 from .runtime import Runtime
 from .schedules import Decision, Recorder, Schedule, Scheduler
 from .stacks import calls_program, raised_stack
@@ -25,6 +26,9 @@ from .transcript import Note, Transcript
 
 #: Code that says ``device="cuda"``; what it returns is its data.
 Program: TypeAlias = Callable[[], object]
+
+#: Characters of a value in a sentence; it may be a tensor as text, or a long message.
+_SHOWN = 200
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,13 @@ class Run:
     def same_outcome(self, other: Run) -> bool:
         """Whether data and error are the same; NaN equals itself here."""
         return repr((self.data, self.error)) == repr((other.data, other.error))
+
+    def difference(self, other: Run) -> str:
+        """Where data or error first differ, e.g. ``"result[2]: 1.0, and in the other run 0.0"``; empty if nowhere."""
+        if self.same_outcome(other):
+            return ""
+        path, own, others = first_difference(self, other)
+        return f"{path}: {_cut(own)}, and in the other run {_cut(others)}"
 
 
 def run_program(
@@ -114,6 +125,11 @@ def run_program(
             raised_at = tuple(Site(portable_path(file), line, name) for file, line, name in raised_stack(raised))
     findings, streams = tuple(device.findings), len(device.runtime.streams.queues)
     return Run(chosen, data, error, findings, streams, recorder, raised_at)
+
+
+def _cut(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 @calls_program

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 
 from ..codes import CODES
 from ..events import Space, Stack
@@ -27,6 +27,7 @@ from ..happens_before.rules import sites
 from ..libraries import portable
 from .errors import VirtualDeviceError
 from .memory import POISON
+from .outcomes import first_difference
 from .runs import Program, Run, run_program
 from .schedules import Schedule
 from .streams import active_runtime
@@ -35,7 +36,6 @@ from .streams import active_runtime
 #: would hide; and false where it is true, which masks tell apart.
 OTHERS = (0x7B, 0x00)
 _ALL = math.inf
-_MISSING = "(nothing)"
 
 
 def find_uninitialised(program: Program, schedule: Schedule | str = "early") -> list[Finding]:
@@ -172,7 +172,7 @@ def _lane_finding(base: _Poisoned, differing: _Poisoned, number: int, poisoned: 
 
 
 def _evidence(base: _Poisoned, differing: _Poisoned, **facts: JSON) -> dict[str, JSON]:
-    path, one, two = _difference(base.run, differing.run)
+    path, one, two = first_difference(base.run, differing.run)
     return {
         "result": path,
         "values": [_shown(one), _shown(two)],
@@ -180,28 +180,6 @@ def _evidence(base: _Poisoned, differing: _Poisoned, **facts: JSON) -> dict[str,
         **facts,
         "schedule": str(base.run.schedule),
     }
-
-
-def _difference(one: Run, two: Run) -> tuple[str, object, object]:
-    """Path and both values of the first leaf that differs; of the errors, if the program raised."""
-    if one.error != two.error:
-        return "error", one.error or _MISSING, two.error or _MISSING
-    left, right = dict(_leaves(one.data, "result")), dict(_leaves(two.data, "result"))
-    paths = (path for path in (*left, *right) if repr(left.get(path, _MISSING)) != repr(right.get(path, _MISSING)))
-    path = next(paths)
-    return path, left.get(path, _MISSING), right.get(path, _MISSING)
-
-
-def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
-    """The values inside of what a program returned, each with the expression that gives it."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _leaves(item, f"{path}[{key!r}]")
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _leaves(item, f"{path}[{index}]")
-    else:
-        yield path, value
 
 
 def _shown(value: object) -> JSON:
@@ -220,7 +198,7 @@ def _unfinished(error: str) -> VirtualDeviceError:
 
 
 def _differs(one: Run, two: Run) -> VirtualDeviceError:
-    path, first, second = _difference(one, two)
+    path, first, second = first_difference(one, two)
     return VirtualDeviceError(
         "the program",
         f"two runs with the same poison must give the same data; {path} was {first!r} and then {second!r}",

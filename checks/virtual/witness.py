@@ -6,6 +6,7 @@ the run under ``early``: there each operation is over before the program goes on
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,8 @@ from .transcript import Entry
 GUESSES = "pct:0,pct:1,pct:2,pct:3,random:0,random:1,random:2,random:3"
 EXPLORED = 64
 _SHOWN = 300
+#: Columns of a comment in a pasted test, which is indented by six.
+_WIDTH = 94
 
 
 @dataclass(frozen=True)
@@ -144,25 +147,35 @@ def tell(entries: Sequence[Entry], findings: Sequence[Finding]) -> str:
 def as_test(program: Program, witness: Witness) -> str:
     """A test to paste into a file: it fails as long as the program can go wrong, and passes once it is repaired.
 
+    Where it fails, it shows the first value that differs.
+
     Raises:
         VirtualDeviceError: the program cannot be imported by name.
     """
     module, name = _importable(program)
     schedule = str(witness.wrong.schedule)
-    shown = [repr(run.error or run.data)[:_SHOWN] for run in (witness.reference, witness.wrong)]
-    story = "\n".join(f"    #   {line}" for line in witness.timeline.splitlines())
     return f"""from {module} import {name}
 from mrv2.checks.virtual.runs import run_program
 
 
 def test_{name}_does_not_depend_on_the_schedule():
-    # An idle device gives {shown[0]}
-    # and this schedule gave {shown[1]}:
-{story}
+{_comment(witness)}
     run = run_program({name}, "{schedule}")
-    assert run.same_outcome(run_program({name}, "early"))
+    assert run.difference(run_program({name}, "early")) == ""
     assert not run.findings
 """
+
+
+def _comment(witness: Witness) -> str:
+    """Both outcomes and the timeline, as lines of a comment that fit into a file."""
+    right, wrong = (repr(run.error or run.data)[:_SHOWN] for run in (witness.reference, witness.wrong))
+    texts = [f"An idle device gives {right}", f"and this schedule gave {wrong}:"]
+    texts += [f"  {line}" for line in witness.timeline.splitlines()]
+    return "\n".join(f"    # {line}" for text in texts for line in _wrapped(text))
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="      ", replace_whitespace=False, drop_whitespace=True)
 
 
 def _name(program: object) -> str:

@@ -149,6 +149,44 @@ def test_long_evidence_is_cut() -> None:
     assert " 999]" not in text
 
 
+RACE = {
+    "space": "pinned host memory",
+    "offset": [0, 16],
+    "occurrences": 3,
+    "operations": [
+        {"name": "aten.add_", "lane": "host thread", "access": "write", "step": None},
+        {"name": "aten.copy_", "lane": "stream 1 (made at engine.py:12)", "access": "read", "step": 4},
+    ],
+}
+
+
+def test_evidence_is_told_in_lines_and_not_as_a_dict() -> None:
+    text = printed(run_of(finding(evidence=RACE)))
+    assert "evidence   space=pinned host memory, offset=[0, 16], occurrences=3" in text
+    assert "evidence   operations: name=aten.add_, lane=host thread, access=write" in text
+    assert "evidence   operations: name=aten.copy_, lane=stream 1 (made at engine.py:12), access=read, step=4" in text
+    assert not any(sign in text for sign in "{}'")
+    assert "None" not in text
+
+
+@pytest.mark.parametrize(
+    ("evidence", "line"),
+    [
+        ({"deep": {"a": {"b": [1, {"c": 2}]}}}, "deep: a=(b=[1, (c=2)])"),
+        ({"none": {}, "empty": []}, "none=(), empty=[]"),
+        ({"mixed": [1, {"c": 2}]}, "mixed=[1, (c=2)]"),
+    ],
+)
+def test_evidence_of_any_shape_is_told(evidence: dict[str, object], line: str) -> None:
+    assert f"evidence   {line}" in printed(run_of(finding(evidence=evidence)))
+
+
+def test_many_lines_of_evidence_are_cut() -> None:
+    text = printed(run_of(finding(evidence={"runs": [{"seed": seed} for seed in range(12)]})))
+    assert "runs: seed=7" in text and "seed=8" not in text
+    assert "... 4 more lines (all of it in a JSON report)" in text
+
+
 def test_width_of_a_pipe_follows_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     table = [line for line in printed(run_of()).splitlines() if line.startswith(("|", "+"))]

@@ -5,6 +5,7 @@ import importlib
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -269,6 +270,25 @@ class TestPastedTest:
         assert "[0.0, 0.0, 0.0, 0.0]" in text and "[1.0, 1.0, 1.0, 1.0]" in text
         assert "<- races" in text
         assert 'run_program(overwritten, "late")' in text
+
+    def test_its_lines_fit_and_lose_nothing(self, programs):
+        witness = find_witness(programs.overwritten)
+        long = replace(witness, timeline="\n".join([witness.timeline, "host  " + "very_long_word " * 40]))
+        text = as_test(programs.overwritten, long)
+        assert max(map(len, text.splitlines())) <= 100
+        assert text.count("very_long_word") == 40
+        assert all(line.split()[0] == "#" for line in text.splitlines() if "very_long_word" in line)
+        ast.parse(text)
+
+    def test_it_fails_with_the_first_value_that_differs(self, programs):
+        witness = find_witness(programs.overwritten)
+        assert witness.wrong.difference(witness.reference) == "result[0]: 1.0, and in the other run 0.0"
+        assert witness.wrong.difference(witness.wrong) == ""
+        assert 'difference(run_program(overwritten, "early")) == ""' in as_test(programs.overwritten, witness)
+
+    def test_of_an_error_the_message_is_what_differs(self):
+        witness = find_witness(crashing)
+        assert witness.wrong.difference(witness.reference).startswith("error: 'IndexError: string index out of range'")
 
     def test_a_program_that_cannot_be_imported_is_refused(self):
         def local():
