@@ -28,7 +28,8 @@ from .log import LaunchResult, place_of
 from .metadata import facts_of, source_of
 from .numpy_loops import Loop, loop
 from .recorder import recorder
-from .variants import Unstable, Variant
+from .stable_text import Unstable
+from .variants import Variant
 
 #: Loop iterations that one program may do. Real programs do some thousands; one that spins on a flag never ends.
 FUEL = 1 << 22

@@ -7,6 +7,7 @@ changes no result. What Triton takes for an argument, it takes here.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import inspect
 import weakref
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -21,7 +23,9 @@ from triton import knobs
 from triton._C.libtriton import get_cache_invalidating_env_vars, native_specialize_impl
 from triton.backends.compiler import BaseBackend
 from triton.backends.nvidia.compiler import CUDAOptions
-from triton.runtime.jit import JITCallable, JITFunction
+from triton.runtime.jit import JITFunction
+
+from .stable_text import outer_values, text_of
 
 #: Options of a launch that say how a GPU runs it, not what it computes.
 _PERFORMANCE = frozenset({
@@ -31,10 +35,6 @@ _PERFORMANCE = frozenset({
 _OPTIONS = frozenset(CUDAOptions.__dataclass_fields__) | _PERFORMANCE
 _MISSING = object()
 _TENSORS: frozenset[Any] = frozenset((torch.Tensor, torch.nn.Parameter))
-
-
-class Unstable(ValueError):
-    """A compile-time constant that another process could not recognise."""
 
 
 @dataclass(frozen=True)
@@ -67,24 +67,17 @@ class Variant:
         """A digest that is the same in every process for the same kernel, types and constants.
 
         Raises:
-            Unstable: a constant is of a kind that has no stable text.
+            Unstable: a constant, or what the kernel reads from outside, is of a kind that has no stable text.
         """
-        code = self.function.cache_key  # finds the global variables as well
-        constants = [f"{place}={_text(value)}" for place, value in self.constants.items()]
-        options = [f"{name}={_text(value)}" for name, value in sorted(self.options.items())]
+        code = self.function.cache_key
+        constants = [f"{place}={text_of(value)}" for place, value in self.constants.items()]
+        options = [f"{name}={text_of(value)}" for name, value in sorted(self.options.items())]
         switches = sorted(get_cache_invalidating_env_vars().items())
         parts = (
             code, self.function.fn.__code__.co_filename, triton.__version__, repr(list(self.signature.items())),
-            repr(constants), repr(options), repr(self._globals()), repr(switches),
+            repr(constants), repr(options), repr(outer_values(self.function)), repr(switches),
         )  # fmt: skip
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-    def _globals(self) -> list[tuple[str, str, str]]:
-        """The global variables that the kernel, and what it calls, uses."""
-        used = self.function.used_global_vals.items()
-        return sorted(
-            {(str(owner.get("__name__")), name, _text_of_global(value)) for (name, _), (value, owner) in used}
-        )
 
 
 class Call(NamedTuple):
@@ -291,32 +284,11 @@ def constant_key(value: Any) -> Any:
         return (float, value.hex())
     if isinstance(value, tl.constexpr):
         return constant_key(value.value)
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return (kind, *map(constant_key, value))
+    if isinstance(value, np.generic):  # of which 0.0 and -0.0 are equal, and NaN is not
+        return (kind, value.tobytes())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = (getattr(value, field.name) for field in dataclasses.fields(value))
+        return (kind, *map(constant_key, fields))
     return (kind, value)
-
-
-def _text(value: Any) -> str:
-    """The same in every process for equal constants, and different for others."""
-    if isinstance(value, tl.constexpr):
-        return _text(value.value)
-    if value is None or value.__class__ in (bool, int, str):
-        return repr(value)
-    if value.__class__ is float:
-        return value.hex()
-    if isinstance(value, JITCallable):
-        return f"function {value.fn.__code__.co_filename} {value.cache_key}"
-    if isinstance(value, tl.dtype | torch.dtype):
-        return f"{value.__class__.__name__} {value}"
-    if isinstance(value, tuple):
-        names = getattr(value, "_fields", "")
-        return f"{value.__class__.__qualname__}{names}({', '.join(map(_text, value))})"
-    raise Unstable(f"a compile-time constant of type {type(value).__qualname__}")
-
-
-def _text_of_global(value: Any) -> str:
-    """Of a global variable that a kernel uses; what has no stable text is not a constant in the kernel's eyes."""
-    try:
-        return _text(value)
-    except Unstable:
-        return type(value).__qualname__

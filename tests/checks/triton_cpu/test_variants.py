@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from collections import namedtuple
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -20,7 +21,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mrv2.checks.triton_cpu.arguments import Packer
 from mrv2.checks.triton_cpu.errors import Unsupported
-from mrv2.checks.triton_cpu.variants import Binder, Unstable
+from mrv2.checks.triton_cpu.stable_text import Unstable
+from mrv2.checks.triton_cpu.variants import Binder, constant_key
 
 Pair = namedtuple("Pair", "left right")
 LIMIT = tl.constexpr(7)
@@ -147,6 +149,21 @@ def test_constants_are_told_apart_by_more_than_equality():
     keys = [key(plain, X, 5, BLOCK=value) for value in values]
     assert len(set(keys)) == len(values)
     assert key(plain, X, 5, BLOCK=tl.constexpr(64)) == key(plain, X, 5)
+
+
+@dataclass(frozen=True)
+class Factor:
+    by: float
+
+
+def test_constants_that_are_equal_but_not_the_same_are_told_apart():
+    """And those that are the same are one, even NaN, which equals nothing."""
+    for make in (Factor, np.float64, np.float32, lambda x: [x], lambda x: (Factor(x),)):
+        zero, negative, nan, again = (constant_key(make(x)) for x in (0.0, -0.0, float("nan"), float("nan")))
+        assert zero != negative
+        assert nan == again
+        assert {zero: 1}[constant_key(make(0.0))] == 1
+    assert constant_key(Factor(1.0)) != constant_key((1.0,))
 
 
 def test_defaults_and_keywords():
