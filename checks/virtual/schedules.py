@@ -318,7 +318,7 @@ class Schedule:
         deviations: by moment; a few, or the base was the wrong one.
 
     Raises:
-        VirtualDeviceError: the base is none of these.
+        VirtualDeviceError: the base is none of these, or the seed has more than 64 bits.
     """
 
     base: str = "late"
@@ -327,6 +327,8 @@ class Schedule:
 
     def __post_init__(self) -> None:
         _arguments(self.base)
+        if not 0 <= self.seed < 1 << 64:
+            raise _no_schedule(str(self))
 
     def __str__(self) -> str:
         """As text, e.g. ``random:3@7+41=2,57=-``: base, seed unless it is 0, deviations."""

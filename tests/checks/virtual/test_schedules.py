@@ -81,12 +81,17 @@ class TestText:
 
     @given(
         st.sampled_from(ALL),
-        st.integers(0, 2**64),
+        st.integers(0, 2**64 - 1),
         st.lists(st.builds(Decision, st.integers(0, 10**6), st.none() | st.integers(0, 70))),
     )
     def test_every_schedule_is_read_back(self, base, seed, deviations):
         schedule = Schedule(base, seed, tuple(deviations))
         assert Schedule.parse(str(schedule)) == schedule
+
+    @pytest.mark.parametrize("seed", [-1, 1 << 64])
+    def test_a_seed_that_could_not_be_read_back_is_refused(self, seed):
+        with pytest.raises(VirtualDeviceError, match="64 bits"):
+            Schedule("late", seed)
 
     @pytest.mark.parametrize("text", ["", *BAD.split()])
     def test_anything_else_is_refused_in_four_parts(self, text):
