@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import libdevice
 
-from mrv2.checks.triton_cpu import enabled, prepared
-from mrv2.checks.triton_cpu.errors import NotRunnable, Unsupported
+from mrv2.checks.triton_cpu import NotRunnable, Unsupported, enabled, prepared
 from mrv2.checks.virtual import virtual_device
 
 PTX = tl.constexpr("vabsdiff4.u32.u32.u32 $0, $1, $2, 0;")
