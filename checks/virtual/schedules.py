@@ -326,9 +326,10 @@ class Schedule:
     deviations: tuple[Decision, ...] = ()
 
     def __post_init__(self) -> None:
-        _arguments(self.base)
-        if not 0 <= self.seed < 1 << 64:
+        seeded = type(self.seed) is int and 0 <= self.seed < 1 << 64
+        if not (isinstance(self.base, str) and seeded and all(isinstance(item, Decision) for item in self.deviations)):
             raise _no_schedule(str(self))
+        _arguments(self.base)
 
     def __str__(self) -> str:
         """As text, e.g. ``random:3@7+41=2,57=-``: base, seed unless it is 0, deviations."""

@@ -6,7 +6,7 @@ import torch
 from mrv2.checks.happens_before import HappensBefore
 from mrv2.checks.virtual import VirtualDeviceError, virtual_device
 from mrv2.checks.virtual.runs import run_program
-from mrv2.checks.virtual.schedules import Late, Schedule
+from mrv2.checks.virtual.schedules import Decision, Late, Schedule
 
 
 def doubled():
@@ -111,3 +111,13 @@ def test_a_stream_that_exists_may_starve(schedule):
 def test_a_program_that_raises_is_not_told_of_its_streams():
     with pytest.raises(KeyError), virtual_device("starve:99"):
         raise KeyError("x")
+
+
+@pytest.mark.parametrize("parts", [(3,), ("late", "x"), ("late", -1), ("late", True), ("late", 0, ("4=1",))])
+def test_a_schedule_of_wrong_parts_is_refused(parts):
+    with pytest.raises(VirtualDeviceError, match="a schedule is one of"):
+        Schedule(*parts)
+
+
+def test_a_schedule_of_right_parts_is_taken():
+    assert str(Schedule("late", 3, (Decision(4, 1),))) == "late@3+4=1"
