@@ -30,6 +30,7 @@ from .patching import Patches
 FUEL = 1_000_000
 
 _SEMANTICS = interpreter._ir.MEM_SEMANTIC
+_SCOPES = interpreter._ir.MEM_SYNC_SCOPE
 _ACQUIRES = (_SEMANTICS.ACQUIRE, _SEMANTICS.ACQUIRE_RELEASE)
 _RELEASES = (_SEMANTICS.RELEASE, _SEMANTICS.ACQUIRE_RELEASE)
 _TRITON = folder_of("triton")
@@ -108,7 +109,7 @@ class Tap:
 
     def _update(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def update(operation: Any, pointers: Any, value: Any, mask: Any, semantic: Any, scope: Any) -> Any:
-            self._fence(pointers, semantic)
+            self._fence(pointers, semantic, scope)
             mask = self._screen(AccessKind.ATOMIC, pointers, mask, value.data.itemsize)
             return stock(operation, pointers, value, mask, semantic, scope)
 
@@ -116,7 +117,7 @@ class Tap:
 
     def _compare(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def compare(pointers: Any, expected: Any, value: Any, semantic: Any, scope: Any) -> Any:
-            self._fence(pointers, semantic)
+            self._fence(pointers, semantic, scope)
             everywhere = TensorHandle(np.ones_like(pointers.data, dtype=bool), interpreter.tl.int1)
             inside = self._screen(AccessKind.ATOMIC, pointers, everywhere, value.data.itemsize)
             if inside is everywhere:
@@ -133,7 +134,8 @@ class Tap:
     def _atomically(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def atomic(pointers: Any, *rest: Any) -> Any:
             semantic = next((item for item in rest if isinstance(item, _SEMANTICS)), _SEMANTICS.RELAXED)
-            self._fence(pointers, semantic)
+            scope = next((item for item in rest if isinstance(item, _SCOPES)), _SCOPES.GPU)
+            self._fence(pointers, semantic, scope)
             self._atomic = True
             try:
                 return stock(pointers, *rest)
@@ -223,9 +225,9 @@ class Tap:
         good: np.ndarray[Any, np.dtype[np.bool_]] = (index >= 0) & (lanes + size <= ends[index])
         return good
 
-    def _fence(self, pointers: Any, semantic: Any) -> None:
+    def _fence(self, pointers: Any, semantic: Any, scope: Any) -> None:
         acquires, releases = semantic in _ACQUIRES, semantic in _RELEASES
-        if acquires or releases:
+        if scope != _SCOPES.CTA and (acquires or releases):  # that one orders within a program
             addresses = frozenset(np.ravel(pointers.data).tolist())
             self.log.fences.append(Fence(len(self.log.accesses), self.program, addresses, acquires, releases))
 

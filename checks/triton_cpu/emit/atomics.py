@@ -19,7 +19,8 @@ _RELEASES = frozenset({"release", "acq_rel"})
 
 def _atomic_site(program: Program, operation: Operation, element: Element) -> int:
     sem = operation.attributes["sem"]
-    acquires, releases = sem in _ACQUIRES, sem in _RELEASES
+    between_programs = operation.attributes["scope"] != "cta"  # that one orders within a program
+    acquires, releases = between_programs and sem in _ACQUIRES, between_programs and sem in _RELEASES
     return program.site(operation, AccessKind.ATOMIC, element, acquires=acquires, releases=releases)
 
 

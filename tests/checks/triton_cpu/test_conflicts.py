@@ -153,6 +153,22 @@ def last_one_sums_unordered(parts_ptr, counter_ptr, out_ptr, PROGRAMS: tl.conste
         tl.store(out_ptr, tl.sum(tl.load(parts_ptr + tl.arange(0, PROGRAMS)), axis=0))
 
 
+@triton.jit
+def last_one_sums_within_a_program(parts_ptr, counter_ptr, out_ptr, PROGRAMS: tl.constexpr):
+    program = tl.program_id(0)
+    tl.store(parts_ptr + program, program)
+    if tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="cta") == PROGRAMS - 1:
+        tl.store(out_ptr, tl.sum(tl.load(parts_ptr + tl.arange(0, PROGRAMS)), axis=0))
+
+
+@triton.jit
+def last_one_sums_by_exchange(parts_ptr, counter_ptr, out_ptr, PROGRAMS: tl.constexpr, SCOPE: tl.constexpr):
+    program = tl.program_id(0)
+    tl.store(parts_ptr + program, program)
+    if tl.atomic_cas(counter_ptr, program, program + 1, sem="acq_rel", scope=SCOPE) == PROGRAMS - 1:
+        tl.store(out_ptr, tl.sum(tl.load(parts_ptr + tl.arange(0, PROGRAMS)), axis=0))
+
+
 def ints(*shape) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.int32)
 
@@ -168,6 +184,9 @@ CASES = {
     "an atomic and a plain read": (reads_a_counter, lambda: (ints(1), ints(8)), 1),
     "ordered by a counter": (last_one_sums, lambda: (ints(4), ints(1), ints(1), 4), 0),
     "a counter that orders nothing": (last_one_sums_unordered, lambda: (ints(4), ints(1), ints(1), 4), 1),
+    "a counter of each program": (last_one_sums_within_a_program, lambda: (ints(4), ints(1), ints(1), 4), 1),
+    "an exchange of each program": (last_one_sums_by_exchange, lambda: (ints(4), ints(1), ints(1), 4, "cta"), 1),
+    "an exchange of the system": (last_one_sums_by_exchange, lambda: (ints(4), ints(1), ints(1), 4, "sys"), 0),
 }
 
 
