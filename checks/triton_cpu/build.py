@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..findings import JSON
-from .cache import Cache, folder
+from .cache import Cache, Entry, folder
 from .compiler import Compiler, find_compiler
 from .errors import CompileError
 
@@ -40,8 +40,9 @@ def shared_object(name: str, key: str | None, write: Writer) -> tuple[ctypes.CDL
     place = None if key is None else _digest(key, _own_sources(), compiler.identity())
     if place is not None and cache is not None:
         entry = cache.find(place)
-        if entry is not None:
-            return _loaded(name, entry.library), entry.facts
+        found = None if entry is None else _loaded_if_there(entry)
+        if found is not None and entry is not None:
+            return found, entry.facts
     return _built(name, place, write, compiler, cache)
 
 
@@ -53,7 +54,16 @@ def _built(
         library = Path(scratch) / "kernel.so"
         compiler.build(text, name, library)
         entry = cache.add(place, library, facts) if place is not None and cache is not None else None
-        return _loaded(name, library if entry is None else entry.library), facts
+        kept = None if entry is None else _loaded_if_there(entry)
+        return kept or _loaded(name, library), facts
+
+
+def _loaded_if_there(entry: Entry) -> ctypes.CDLL | None:
+    """None if it cannot be loaded: another process evicted it meanwhile, or nothing may be run in the folder."""
+    try:
+        return ctypes.CDLL(str(entry.library))
+    except OSError:
+        return None
 
 
 def _loaded(name: str, library: Path) -> ctypes.CDLL:

@@ -34,6 +34,7 @@ from .autotune import run_first_config
 from .errors import Unsupported
 from .fallback import interpret, notice
 from .launcher import ANYWHERE, CompiledKernel
+from .locks import ForkSafeLock
 from .log import place_of
 from .memory import Memory, on_cpu
 from .prepared import prepared
@@ -136,7 +137,7 @@ class Session:
 # The sessions that are open: those of each thread, and of all threads
 
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _open: list[Session] = []
 _patches = Patches()
 _mine = threading.local()

@@ -9,7 +9,6 @@ specialised on values of arguments, so one variant serves all of a type.
 from __future__ import annotations
 
 import functools
-import threading
 import traceback
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -23,13 +22,14 @@ from triton.runtime.jit import JITFunction
 
 from .errors import Unsupported
 from .language import compiled_language, jit_function
+from .locks import ForkSafeLock
 
 _TARGET = GPUTarget("cuda", 90, 32)
 #: All that Triton knows; no single GPU has all of them.
 _FLOAT8 = ("fp8e4b15", "fp8e4b8", "fp8e4nv", "fp8e5", "fp8e5b16")
 
 #: Triton's parser and printer are used by one thread at a time.
-_lock = threading.RLock()
+_lock = ForkSafeLock()
 
 
 def ttir(

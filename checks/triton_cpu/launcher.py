@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import array
 import ctypes
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -24,6 +23,7 @@ from .arguments import Packer
 from .build import shared_object
 from .emit.source import Source
 from .ir import Module
+from .locks import ForkSafeLock
 from .log import LaunchResult, place_of
 from .metadata import facts_of, source_of
 from .numpy_loops import Loop, loop
@@ -41,7 +41,7 @@ LOG_LIMIT = 1 << 30
 ANYWHERE = array.array("Q", (1 << 12, (1 << 64) - 1)).tobytes()
 
 #: Triton's front end, and its interpreter, which replaces the language that the front end reads, exclude each other.
-language_lock = threading.RLock()
+language_lock = ForkSafeLock()
 
 
 class CompiledKernel:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
-import threading
+import os
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from triton.runtime.jit import JITFunction
 
-from .errors import NotRunnable, Unsupported
+from .errors import CompileError, NoCompiler, NotRunnable, Unsupported
 from .launcher import CompiledKernel, compiled, read
+from .locks import ForkSafeLock
 from .variants import Binder, Call, Variant
 
 _ABSENT = object()
+#: Builds of one variant that may fail for a reason outside of the kernel: a full disk, a compiler that was killed.
+_ATTEMPTS = 3
 
 
 class Prepared:
@@ -32,7 +35,8 @@ class Prepared:
         self._confined: dict[tuple[Any, ...], bool] = {}
         self._types: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
         self._prevented: dict[tuple[Any, ...], NotRunnable | None] = {}
-        self._lock = threading.Lock()
+        self._failures: dict[tuple[Any, ...], tuple[str, int]] = {}
+        self._lock = ForkSafeLock()
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         """Take the arguments of a launch.
@@ -55,7 +59,7 @@ class Prepared:
         """
         key = (audit, *call.key)
         found = self._built.get(key)
-        if found is None:
+        if found is None or (isinstance(found, CompileError | NoCompiler) and self._may_retry(key)):
             found = self._build(key, call, audit)
         if isinstance(found, Unsupported):
             raise found.with_traceback(None)
@@ -96,14 +100,31 @@ class Prepared:
         if found is not None:
             raise found.because(error)
 
+    def _may_retry(self, key: tuple[Any, ...]) -> bool:
+        """Whether a build that failed may succeed now: another compiler is named, or it failed only a few times."""
+        named, failures = self._failures[key]
+        return named != _compiler_named() or failures < _ATTEMPTS
+
     def _build(self, key: tuple[Any, ...], call: Call, audit: bool) -> CompiledKernel | Unsupported:
         with self._lock:
-            if key not in self._built:
-                try:
-                    self._built[key] = compiled(self.binder.variant(call), audit=audit)
-                except Unsupported as error:
-                    self._built[key] = error
-            return self._built[key]
+            found = self._built.get(key)
+            if found is None or (isinstance(found, CompileError | NoCompiler) and self._may_retry(key)):
+                found = self._built[key] = self._attempt(key, call, audit)
+            return found
+
+    def _attempt(self, key: tuple[Any, ...], call: Call, audit: bool) -> CompiledKernel | Unsupported:
+        try:
+            return compiled(self.binder.variant(call), audit=audit)
+        except Unsupported as error:
+            named, failures = self._failures.get(key, ("", 0))
+            now = _compiler_named()
+            self._failures[key] = (now, failures + 1 if now == named else 1)
+            return error
+
+
+def _compiler_named() -> str:
+    """What decides which compiler is found."""
+    return "\0".join(os.environ.get(name, "") for name in ("CC", "PATH"))
 
 
 def _is_confined(variant: Variant) -> bool:
