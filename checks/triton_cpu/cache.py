@@ -1,8 +1,9 @@
 """Built variants of kernels on disk, for all processes of one user.
 
-An entry is a JSON file that names a shared object by the digest of its content. Both are written beside their place and
-renamed into it, the JSON file last, so that another process sees all of an entry or nothing. What is loaded is what was
-digested; an entry that is damaged, or only half there, counts as absent and is written anew.
+An entry is a JSON file that names a shared object by the digest of its content, and has a digest of its own. Both are
+written beside their place and renamed into it, the JSON file last, so that another process sees all of an entry or
+nothing. What is loaded is what was digested; an entry that is damaged, or only half there, counts as absent and is
+written anew.
 """
 
 from __future__ import annotations
@@ -86,19 +87,24 @@ class Cache:
             raise UnsafeCache(folder, "belongs to another user")
         if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise UnsafeCache(folder, "is writable by others")
+        for parent in folder.resolve().parents:
+            mode = parent.stat().st_mode
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                raise UnsafeCache(folder, f"lies in {parent}, in which anybody may put another folder in its place")
 
     def find(self, key: str) -> Entry | None:
         """The entry of a key, if it is there and whole; it counts as used now."""
         place = self._place(key)
         try:
-            facts = json.loads(place.read_bytes())
-            library = self._library(facts["digest"])
-            if _digest(library.read_bytes()) != facts["digest"]:
+            found = json.loads(place.read_bytes())
+            digest, facts = found["digest"], found["facts"]
+            library = self._library(digest)
+            if found["seal"] != _seal(key, digest, facts) or _digest(library.read_bytes()) != digest:
                 return None
         except (OSError, ValueError, KeyError, TypeError):
             return None
         self._use(place, library)
-        return Entry(library, facts["facts"])
+        return Entry(library, facts)
 
     def add(self, key: str, library: Path, facts: Mapping[str, JSON]) -> Entry | None:
         """Keep a shared object; None if the folder takes no files."""
@@ -106,7 +112,8 @@ class Cache:
         digest = _digest(content)
         try:
             self._write(self._library(digest), content)
-            self._write(self._place(key), json.dumps({"digest": digest, "facts": facts}).encode())
+            found = {"digest": digest, "facts": facts, "seal": _seal(key, digest, facts)}
+            self._write(self._place(key), json.dumps(found).encode())
             self._evict()
         except OSError as error:
             _notice(self.folder, error.strerror or str(error))
@@ -161,6 +168,11 @@ def _notice(folder: Path, reason: str) -> None:
     """Say once that a folder takes no files."""
     said = f"each process builds its kernels anew, for cache folder {folder} takes no files ({reason})"
     warnings.warn(f"{said}; set MRV2_CACHE_DIR to a folder of your own that does", NothingKept, stacklevel=2)
+
+
+def _seal(key: str, digest: str, facts: Mapping[str, JSON]) -> str:
+    """A digest of an entry's JSON: damaged facts would be read as the facts of another kernel."""
+    return _digest(json.dumps([key, digest, facts]).encode())
 
 
 def _digest(content: bytes) -> str:

@@ -85,6 +85,8 @@ class Compiler:
         if done.returncode:
             said = " | ".join([line for line in done.stderr.splitlines() if "error" in line][:3])
             raise CompileError(name, f"{self.command[0]} ended with {done.returncode}: {said or done.stderr[:300]}")
+        if not target.is_file():
+            raise CompileError(name, f"{self.command[0]} said that it built it, but wrote no file")
 
 
 def find_compiler(environment: Mapping[str, str] | None = None) -> Compiler:
@@ -95,13 +97,20 @@ def find_compiler(environment: Mapping[str, str] | None = None) -> Compiler:
     """
     given = (os.environ if environment is None else environment).get("CC", "").strip()
     if given:
-        return _named(tuple(shlex.split(given)))
+        return _named(_words(given))
     for name in ("gcc", "clang"):
         if shutil.which(name):
             return Compiler((name,))
     if importlib.util.find_spec("ziglang"):
         return Compiler((sys.executable, "-m", "ziglang", "cc"), portable=True)
     raise NoCompiler("a machine without a C compiler")
+
+
+def _words(command: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(command))
+    except ValueError as error:
+        raise NoCompiler(f"CC={command}, which is no command ({error})") from error
 
 
 def _named(command: tuple[str, ...]) -> Compiler:

@@ -37,6 +37,7 @@ class Stop(enum.IntEnum):
     ASSERTION_FAILED = 2
     OUT_OF_MEMORY = 3
     LOG_FULL = 4
+    PRINT_FAILED = 5
 
 
 @dataclass(slots=True)

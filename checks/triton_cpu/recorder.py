@@ -100,6 +100,7 @@ class Recorder:
         self._launch.print = ctypes.cast(self._print, ctypes.c_void_p).value
         self._sites: Sequence[AccessSite] = ()
         self._grid = (1, 1, 1)
+        self._raised: BaseException | None = None
 
     def __del__(self) -> None:
         self._release(self.address)
@@ -129,7 +130,14 @@ class Recorder:
         launch.fills = fills
 
     def take(self, kernel: str, kinds: bytes) -> LaunchResult:
-        """What the launch did."""
+        """What the launch did.
+
+        Raises:
+            BaseException: what a print raised, Ctrl-C for one; it has ended the launch.
+        """
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            raise raised
         (
             records, record_count, record_room, stored, stored_count, stored_room, strays, stray_count,
             scratch_room, nan_count, nan_site, stopped, stop_site, program,
@@ -151,7 +159,22 @@ class Recorder:
         return result
 
     def _printed(self, site: int, place: int, lanes: int) -> None:
-        """One value of a ``device_print``, as Triton's interpreter prints it."""
+        """One value of a ``device_print``; no error gets through C to the caller, so it is kept and raised later."""
+        try:
+            if self._raised is None:
+                self._print_value(site, place, lanes)
+        except BaseException as error:  # noqa: BLE001 - Ctrl-C, too
+            self._raised = error
+            self._stop()
+
+    def _stop(self) -> None:
+        """End the launch, as ``stop`` of launch.h does."""
+        launch = self._launch
+        launch.fuel_left = launch.block_count = launch.near_low = launch.near_high = 0
+        launch.stopped = Stop.PRINT_FAILED
+
+    def _print_value(self, site: int, place: int, lanes: int) -> None:
+        """As Triton's interpreter prints it."""
         found = self._sites[site]
         index = grid_index(self._launch.program, self._grid)
         prefix = f" {found.message}" if found.message else ""

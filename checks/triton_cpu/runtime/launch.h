@@ -37,7 +37,7 @@ typedef struct {
   void *data;
 } Loop;
 
-enum { RUNNING = 0, OUT_OF_FUEL = 1, ASSERTION_FAILED = 2, OUT_OF_MEMORY = 3, LOG_FULL = 4 };
+enum { RUNNING = 0, OUT_OF_FUEL = 1, ASSERTION_FAILED = 2, OUT_OF_MEMORY = 3, LOG_FULL = 4, PRINT_FAILED = 5 };
 
 /* Tells Python of a device_print: which site, which of its values, and the lanes of it. */
 typedef void (*Print)(int32_t site, int32_t value, const void *lanes);

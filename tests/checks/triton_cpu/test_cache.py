@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -91,6 +92,33 @@ def test_one_changed_byte_is_noticed(cache, library):
     content[17] ^= 1
     entry.library.write_bytes(content)
     assert cache.find("key") is None
+
+
+@pytest.mark.parametrize("damage", [{"facts": {}}, {"facts": {"sites": []}}, {"facts": None}, {"seal": "0"}])
+def test_changed_facts_are_noticed(cache, library, damage):
+    cache.add("key", library, {"sites": [1, 2]})
+    (place,) = cache.folder.glob("*.json")
+    whole = json.loads(place.read_text())
+    place.write_text(json.dumps(whole))
+    assert cache.find("key").facts == {"sites": [1, 2]}
+    place.write_text(json.dumps({**whole, **damage}))
+    assert cache.find("key") is None
+
+
+def test_an_entry_of_another_key_is_none(cache, library):
+    cache.add("key", library, {})
+    (place,) = cache.folder.glob("*.json")
+    place.rename(cache.folder / "other.json")
+    assert cache.find("other") is None
+
+
+@pytest.mark.parametrize(("mode", "refused"), [(0o777, True), (0o1777, False), (0o755, False)])
+def test_a_folder_that_others_may_replace_is_refused(tmp_path, mode, refused):
+    parent = tmp_path / "parent"
+    (parent / "between").mkdir(parents=True)
+    parent.chmod(mode)
+    with pytest.raises(UnsafeCache, match="in its place") if refused else contextlib.nullcontext():
+        Cache(parent / "between" / "triton_cpu")
 
 
 @pytest.mark.parametrize("facts", ['{"digest": 5, "facts": {}}', "[]", '{"facts": {}}'])

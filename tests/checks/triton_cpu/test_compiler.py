@@ -63,6 +63,7 @@ def test_a_compiler_that_is_not_there_is_not_replaced_silently(fake_tools):
 def test_words_of_cc_are_words_and_never_a_shell(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(compiler.subprocess, "run", lambda command, **options: seen.append((command, options)) or DONE)
+    (tmp_path / "add.so").touch()
     Compiler(("gcc", "; touch x")).build(ADD, "kernel", tmp_path / "add.so")
     ((command, options),) = seen
     assert command[:2] == ["gcc", "; touch x"]
@@ -127,3 +128,13 @@ def test_identity_starts_no_process_and_tells_compilers_apart(tmp_path, monkeypa
     assert one.identity() == find_compiler().identity()
     assert one.identity() != other.identity()
     assert one.identity() != Compiler(one.command, portable=True).identity()
+
+
+def test_a_cc_that_is_no_command_is_said(fake_tools):
+    with pytest.raises(NoCompiler, match="No closing quotation"):
+        find_compiler({"CC": "gcc 'x"})
+
+
+def test_a_compiler_that_writes_nothing_is_an_error(tmp_path):
+    with pytest.raises(CompileError, match="wrote no file"):
+        Compiler(("true",)).build("int x;", "kernel k", tmp_path / "k.so")

@@ -206,6 +206,26 @@ PRINT = """
 """
 
 
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, BrokenPipeError])
+def test_an_error_of_a_print_ends_the_launch_and_is_raised(tmp_path, monkeypatch, kind):
+    values = (Tensor((3,), Scalar("i32")), Scalar("bf16"))
+    text = f"{PRINT} for (;;) {{ SPEND_FUEL(0) }}"
+    kernel = built(source(text, line(3, values=values), parameters=()), tmp_path, kinds=())
+    printed = []
+
+    def interrupted(said):
+        printed.append(said)
+        raise kind
+
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.print", interrupted)
+        with pytest.raises(kind):
+            kernel.launch(kernel.pack(()), (2, 1, 1), blocks=b"")
+    assert len(printed) == 1
+    quiet = built(source("", line(3), parameters=()), tmp_path, kinds=())
+    assert quiet.launch(quiet.pack(()), (2, 1, 1), blocks=b"").error() is None
+
+
 def test_prints_look_like_the_interpreters(tmp_path, capsys):
     values = (Tensor((3,), Scalar("i32")), Scalar("bf16"))
     kernel = built(source(PRINT, line(3, message="seen:", values=values), parameters=()), tmp_path, kinds=())
