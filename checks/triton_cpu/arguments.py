@@ -18,6 +18,7 @@ _FORMATS = {
     "u8": "B7x", "u16": "H6x", "u32": "I4x", "u64": "Q", "fp16": "e6x", "bf16": "Q", "fp32": "f4x", "fp64": "d",
 }  # fmt: skip
 _FLOATS: dict[str, Any] = {"fp16": np.float16, "fp32": np.float32}
+_WIDTHS = {f"{sign}{width}": width for sign in "iu" for width in (8, 16, 32)}
 #: Whether a descriptor pads with NaN; and, since Triton 3.9, whether it rounds to TF32.
 _FLAGS = 2 if "round_f32_to_tf32" in TensorDescriptor.__dataclass_fields__ else 1
 
@@ -62,7 +63,7 @@ class Packer:
         return self._pack(*words)
 
     def _pack_rounded(self, values: Sequence[Any], error: Exception) -> bytes:
-        """Floats beyond the largest become infinite, as when a C compiler converts them; nothing else is let pass."""
+        """Floats beyond the largest become infinite, and integers lose their high bits, as in Triton's own launcher."""
         rounded = [_rounded(value, kind) for value, kind in zip(values, self._kinds, strict=True)]
         try:
             return self._pack(*rounded)
@@ -91,10 +92,21 @@ def _rank(kind: str) -> int:
 
 
 def _rounded(value: Any, kind: str) -> Any:
+    """As C converts it; integers from 64 bits, so that -1 is refused for an unsigned type, as by Triton 3.9."""
+    if kind in _WIDTHS and isinstance(value, int):
+        return _wrapped(value, kind)
     if kind not in _FLOATS or not isinstance(value, int | float):
         return value
     with np.errstate(over="ignore"):
         return float(_FLOATS[kind](value))
+
+
+def _wrapped(value: int, kind: str) -> int:
+    width, signed = _WIDTHS[kind], kind[0] == "i"
+    if not (-1 << 63 <= value < 1 << 63 if signed else 0 <= value < 1 << 64):
+        return value
+    low = value & (1 << width) - 1
+    return low - (1 << width) if signed and low >> (width - 1) else low
 
 
 def _bfloat16(value: Any) -> tuple[int]:

@@ -291,9 +291,23 @@ def test_floats_beyond_the_largest_become_infinite(kind, letter):
     assert struct.unpack(f"=q{letter}", Packer(["i64", kind]).pack([5, -1e300])) == (5, float("-inf"))
 
 
-def test_a_number_too_large_for_its_declared_type_is_refused():
-    with pytest.raises(OverflowError, match="i8"):
-        Packer(["i8"]).pack([300])
+@pytest.mark.parametrize(
+    ("kind", "value", "packed"),
+    [
+        ("i8", 300, 44), ("i8", 200, -56), ("i8", -129, 127), ("i16", 1 << 15, -1 << 15), ("i32", (1 << 40) + 7, 7),
+        ("u8", 300, 44), ("u16", (1 << 64) - 1, 0xFFFF), ("u32", 1 << 32, 0), ("i8", -1, -1), ("u8", 255, 255),
+    ],
+)  # fmt: skip
+def test_integers_wrap_to_their_declared_type(kind, value, packed):
+    """Triton's own launcher takes 64 bits and keeps the low ones."""
+    size = int(kind[1:]) // 8
+    assert int.from_bytes(Packer([kind]).pack([value])[:size], "little", signed=kind[0] == "i") == packed
+
+
+@pytest.mark.parametrize(("kind", "value"), [("u8", -1), ("i8", 1 << 63), ("u32", 1 << 64), ("i64", 1 << 63)])
+def test_what_tritons_launcher_does_not_convert_is_refused(kind, value):
+    with pytest.raises(OverflowError, match=kind):
+        Packer([kind]).pack([value])
 
 
 def test_a_value_not_of_its_declared_type_is_refused():
