@@ -165,11 +165,11 @@ class _Judgement:
                     self._keep(pair)
             return
         if order.too_large:
-            self.doubtful = next(iter(self._bounded(segments, every=False)), None)
+            self.doubtful = next(self._all_candidates(segments, every=False), None)
             return
         segments = segments.only(self._unordered_segments(segments, order))
         for every in (False, True):
-            self._ask(order, self._bounded(segments, every))
+            self._ask_all(order, segments, every)
 
     def answer(self) -> list[Pair]:
         """The pairs."""
@@ -178,8 +178,11 @@ class _Judgement:
         return found if doubtful is None else [*found, doubtful._replace(judged=False)]
 
     def _keep(self, pair: Pair) -> None:
+        self.found.setdefault(self._sites(pair), pair)
+
+    def _sites(self, pair: Pair) -> frozenset[int]:
         sites = self.pieces.site
-        self.found.setdefault(frozenset((int(sites[pair.earlier]), int(sites[pair.later]))), pair)
+        return frozenset((int(sites[pair.earlier]), int(sites[pair.later])))
 
     def _unordered_segments(self, segments: _Segments, order: ProgramOrder) -> NDArray[np.bool_]:
         """Of each segment, whether not all its accesses are ordered: they are if each is with the next."""
@@ -190,16 +193,29 @@ class _Judgement:
         unordered[segments.of[1:][together][wrong]] = True
         return unordered
 
-    def _bounded(self, segments: _Segments, every: bool) -> list[Pair]:
-        """Candidates of all segments; what exceeds the bound is doubtful."""
-        pairs: list[Pair] = []
+    def _all_candidates(self, segments: _Segments, every: bool) -> Iterator[Pair]:
+        """Candidates of all segments, of sites that are not yet known to be in conflict."""
         for low, high, group in segments.groups():
             for pair in self._candidates(low, high, group, every):
-                if len(pairs) >= self.max_pairs:
-                    self.doubtful = self.doubtful or pair
-                    return pairs
-                pairs.append(pair)
-        return pairs
+                if self._sites(pair) not in self.found:
+                    yield pair
+
+    def _ask_all(self, order: ProgramOrder, segments: _Segments, every: bool) -> None:
+        """Keep the candidates that no atomic orders; those beyond the bound are doubtful.
+
+        They are asked in growing heaps: once two sites are known to be in conflict, no more of them is looked at.
+        """
+        heap: list[Pair] = []
+        asked, size = 0, 1024
+        for pair in self._all_candidates(segments, every):
+            heap.append(pair)
+            if len(heap) == size or asked + len(heap) > self.max_pairs:
+                self._ask(order, heap)
+                asked, size, heap = asked + len(heap), 2 * size, []
+            if asked > self.max_pairs:
+                self.doubtful = next(self._all_candidates(segments, every), None)
+                return
+        self._ask(order, heap)
 
     def _ask(self, order: ProgramOrder, pairs: list[Pair]) -> None:
         """Keep the pairs that no atomic orders."""

@@ -142,13 +142,14 @@ class Recorder:
             records, record_count, record_room, stored, stored_count, stored_room, strays, stray_count,
             scratch_room, nan_count, nan_site, stopped, stop_site, program,
         ) = _outcome(self._launch)  # fmt: skip
+        kept = stopped not in (Stop.LOG_FULL, Stop.OUT_OF_MEMORY)  # no room for a copy
         result = LaunchResult(
             kernel,
             self._sites,
             kinds,
             self._grid,
-            string_at(records, record_count * RECORD.itemsize) if record_count else b"",
-            string_at(stored, stored_count) if stored_count else b"",
+            string_at(records, record_count * RECORD.itemsize) if kept and record_count else b"",
+            string_at(stored, stored_count) if kept and stored_count else b"",
             string_at(strays, stray_count * STRAY.itemsize) if stray_count else b"",
             nan_count,
             nan_site,
