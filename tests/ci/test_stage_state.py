@@ -125,7 +125,7 @@ UNPOISONED = (
     ),
     Mutation(
         "cache_not_poisoned",
-        "attention/torch_reference.py",
+        "attention/paged_cache.py",
         "        if config.poison:\n",
         "        if not config:\n",
         "blocks that were never handed out hold zeros",
