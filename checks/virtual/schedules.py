@@ -438,7 +438,7 @@ def expand(text: str, *, streams: int = 2, seed: int = 0) -> list[Schedule]:
     """The schedules of a list, e.g. ``"late,early,random:3,starve"``.
 
     Args:
-        text: schedules without deviations, with commas between them.
+        text: schedules with commas between them; so one of them can have a single deviation, as in ``late+3=1``.
         streams: how many streams the program uses, the default stream included; ``starve`` without a number stands for
             one schedule each.
         seed: of those that name none.
@@ -450,5 +450,5 @@ def expand(text: str, *, streams: int = 2, seed: int = 0) -> list[Schedule]:
     for part in text.split(","):
         chosen = Schedule.parse(part.strip(), seed)
         starved = [f"starve:{stream}" for stream in range(streams)] if chosen.base == "starve" else [chosen.base]
-        found.extend(Schedule(base, chosen.seed) for base in starved)
+        found.extend(Schedule(base, chosen.seed, chosen.deviations) for base in starved)
     return list(dict.fromkeys(found))

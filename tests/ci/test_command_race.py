@@ -74,6 +74,11 @@ def test_every_stream_is_held_back_in_turn() -> None:
     assert result.stdout.splitlines()[-1] == "FAIL: 1 finding in late, starve:0, starve:1"
 
 
+def test_deviations_are_kept() -> None:
+    result = race("racing:right", "--schedules", "late+2=0")
+    assert result.stdout.splitlines()[-1] == "PASS: 0 findings in late+2=0"
+
+
 def test_a_witness_with_a_test_to_paste() -> None:
     result = race("racing:racy", "--witness", "--schedules", "late")
     lines = result.stdout.splitlines()
@@ -113,6 +118,7 @@ def test_a_program_that_does_not_come_to_its_end_is_inconclusive() -> None:
     [
         (("racing:nothing",), "nothing must exist"),
         (("racing:right", "--schedules", "sideways"), "sideways"),
+        (("racing:right", "--schedules", "late,starve:44"), "starve:44"),
         (("racing:right", "--replay", "no/such/folder/run.json"), "no/such/folder"),
     ],
 )
