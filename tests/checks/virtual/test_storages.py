@@ -17,6 +17,9 @@ from .conftest import codes
 
 DEVICE = torch.device("cuda:0")
 
+# Torch says it once a process, and names whoever called; the programs here use the old storages on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
+
 
 def late_values():
     """Values that a pending kernel has yet to write: whoever looks past the stream sees something else."""
