@@ -1,21 +1,19 @@
-"""The recipes run as they stand."""
+"""The recipes run as they stand, one after another, in a process of their own as a reader's would be."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
-
-import pytest
 
 from mrv2.checks import findings
 
 GUIDE = (Path(findings.__file__).parent / "GUIDE.md").read_text()
 
 
-def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.chdir(tmp_path)
-    scope: dict[str, object] = {"__name__": "guide"}
+def test_every_example_runs(tmp_path: Path):
     examples = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-    for number, example in enumerate(examples):
-        exec(compile(example, f"guide_{number}.py", "exec"), scope)
-    shown = capsys.readouterr().out
-    assert "MRV201" in shown and "missing" in shown and "<- races" in shown
     assert len(examples) == 8
+    (tmp_path / "guide.py").write_text("\n".join(examples))
+    done = subprocess.run([sys.executable, "guide.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "MRV201" in done.stdout and "missing" in done.stdout and "<- races" in done.stdout
