@@ -92,7 +92,6 @@ class Entry:
         name: of the hot path.
         number: how many entries of it there were before.
         owner: what entered it: thread and task; what they start is not in it.
-        parent: the hot path in which it was entered.
         code: of the function that entered it; stacks of findings end there.
         used: how often each allowance was used in it.
     """
@@ -100,7 +99,6 @@ class Entry:
     name: str
     number: int
     owner: object
-    parent: Entry | None = None
     code: CodeType | None = None
     used: Counter[Allowance] = field(default_factory=Counter)
 
@@ -204,7 +202,7 @@ class Region:
         if _watchers and not compiling():
             entries = _entries.get()
             number = _watchers[0].entered(self._name)
-            _entries.set((*entries, Entry(self._name, number, _owner(), current_entry(), _entering_code())))
+            _entries.set((*entries, Entry(self._name, number, _owner(), _entering_code())))
 
     def __exit__(self, *_: object) -> None:
         if compiling():

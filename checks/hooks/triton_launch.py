@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,7 +27,6 @@ from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, mangle_type
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..events import ByteRange, OperationKind
 from ..findings import Site
@@ -37,7 +35,9 @@ from ..triton_cpu.errors import Unsupported
 from ..triton_cpu.fallback import notice
 from ..triton_cpu.launcher import CompiledKernel
 from ..triton_cpu.log import place_of
+from ..triton_cpu.memory import pointers
 from ..triton_cpu.prepared import prepared
+from ..triton_cpu.variants import extents
 from .kernel_conflicts import Conflict, conflicts
 from .kernel_findings import KernelReport
 from .masked_lanes import MaskedLanes
@@ -160,8 +160,7 @@ def _confinement(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def _extents(grid: Any, values: Mapping[str, Any]) -> tuple[int, int, int]:
     """Three extents of a grid, which may be a function of the arguments; what that one reads, the program reads."""
     with torch._C._EnableTorchFunction():
-        x, y, z = (*map(int, grid(dict(values)) if callable(grid) else grid), 1, 1)[:3]
-    return max(x, 0), max(y, 0), max(z, 0)
+        return extents(grid(dict(values)) if callable(grid) else grid)
 
 
 @dataclass(frozen=True)
@@ -200,23 +199,13 @@ def _blocks(runtime: Runtime, values: Mapping[str, Any], constexprs: frozenset[s
     """
     found: dict[int, Block] = {}
     for index, (name, value) in enumerate(values.items()):
-        for pointer in () if name in constexprs else _pointers(value):
+        for pointer in () if name in constexprs else pointers(value):
             block = _target(runtime, pointer)
             if block is not None:
                 found[block.base] = block
             elif pointer.data_ptr():
                 raise ValueError(f"Pointer argument (at {index}) cannot be accessed from Triton (cpu tensor?)")
     return list(found.values())
-
-
-def _pointers(value: Any) -> Iterator[Any]:
-    """The tensors in an argument, or what Triton takes for one."""
-    if hasattr(value, "data_ptr"):
-        yield value
-    elif isinstance(value, TensorDescriptor):
-        yield value.base
-    elif isinstance(value, tuple):
-        yield from itertools.chain.from_iterable(map(_pointers, value))
 
 
 def _target(runtime: Runtime, pointer: Any) -> Block | None:
@@ -228,8 +217,8 @@ def _target(runtime: Runtime, pointer: Any) -> Block | None:
 def _plain(runtime: Runtime, args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a launch has tensors, and all of them are in plain host memory."""
     with torch._C.DisableTorchFunction():
-        pointers = [item for value in (*args, *kwargs.values()) for item in _pointers(value) if item.data_ptr()]
-        return bool(pointers) and all(_target(runtime, pointer) is None for pointer in pointers)
+        found = [item for value in (*args, *kwargs.values()) for item in pointers(value) if item.data_ptr()]
+        return bool(found) and all(_target(runtime, pointer) is None for pointer in found)
 
 
 def _converted(value: Any) -> Any:

@@ -39,7 +39,7 @@ from .log import place_of
 from .memory import Memory, on_cpu
 from .prepared import prepared
 from .report import LaunchReport
-from .variants import Call
+from .variants import Call, extents
 
 Order: TypeAlias = Literal["forward", "reverse"] | int
 Grid: TypeAlias = tuple[int, int, int]
@@ -261,9 +261,3 @@ def _launch(
     size = extents(grid(dict(zip(function.arg_names, call.values, strict=True))) if callable(grid) else grid)
     if 0 not in size:
         session.launch(function, call, size)
-
-
-def extents(grid: Any) -> Grid:
-    """Three extents from one to three, as Triton takes them."""
-    x, y, z = (*map(int, grid), 1, 1)[:3]
-    return max(x, 0), max(y, 0), max(z, 0)

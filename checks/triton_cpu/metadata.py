@@ -18,7 +18,6 @@ def facts_of(source: Source) -> dict[str, JSON]:
         "scratch": source.scratch,
         "loops": [list(loop) for loop in source.loops],
         "from_memory": source.from_memory,
-        "facts": dict(source.facts),
     }
 
 
@@ -31,7 +30,6 @@ def source_of(facts: Mapping[str, Any]) -> Source:
         scratch=facts["scratch"],
         loops=tuple((name, element) for name, element in facts["loops"]),
         from_memory=facts["from_memory"],
-        facts=facts["facts"],
     )
 
 

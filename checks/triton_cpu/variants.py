@@ -292,3 +292,12 @@ def constant_key(value: Any) -> Any:
         fields = (getattr(value, field.name) for field in dataclasses.fields(value))
         return (kind, *map(constant_key, fields))
     return (kind, value)
+
+
+# The grid
+
+
+def extents(grid: Any) -> tuple[int, int, int]:
+    """Three extents from one to three, as Triton takes them."""
+    x, y, z = (*map(int, grid), 1, 1)[:3]
+    return max(x, 0), max(y, 0), max(z, 0)

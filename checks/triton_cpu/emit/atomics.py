@@ -5,7 +5,10 @@ What a lane that is masked off returns is not defined on a GPU; here it is zero.
 
 from __future__ import annotations
 
-from ..ir import Operation
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..ir import Operation, Value
 from .elementwise import narrowed, widened
 from .memory import accessed, allowed, each_lane, lane_of
 from .program import Program
@@ -24,6 +27,20 @@ def _atomic_site(program: Program, operation: Operation, element: Element) -> in
     return program.site(operation, AccessKind.ATOMIC, element, acquires=acquires, releases=releases)
 
 
+@contextmanager
+def _each_lane(
+    program: Program, pointer: Value, mask: Value | None, width: int, site: int, target: str = ""
+) -> Iterator[None]:
+    """Around the lines for one lane that may be touched; the result of one that may not is zero."""
+    with each_lane(program, pointer):
+        if target:
+            program.line(f"{target} = 0;")
+        with program.block(f"if ({allowed(program, mask, width, site)})"):
+            yield
+            program.line(f"LOG_BYTES(address, {width}, {site});")
+    program.line(f"LOG_END({site});")
+
+
 @statement("tt.atomic_rmw")
 def read_modify_write(program: Program, operation: Operation) -> None:
     """``tt.atomic_rmw kind, pointer, value, mask``; the result is what was there before."""
@@ -33,14 +50,10 @@ def read_modify_write(program: Program, operation: Operation) -> None:
     site = _atomic_site(program, operation, element)
     kind, width = c_type(element), size(element)
     target = lane_of(program, operation.results[0])
-    with each_lane(program, pointer):
-        program.line(f"{target} = 0;")
-        with program.block(f"if ({allowed(program, mask, width, site)})"):
-            program.line(f"const {kind} old = AT({kind}, address), value = {program.lane(value)};")
-            program.line(f"AT({kind}, address) = {_modified(program, operation, element)};")
-            program.line(f"{target} = old;")
-            program.line(f"LOG_BYTES(address, {width}, {site});")
-    program.line(f"LOG_END({site});")
+    with _each_lane(program, pointer, mask, width, site, target):
+        program.line(f"const {kind} old = AT({kind}, address), value = {program.lane(value)};")
+        program.line(f"AT({kind}, address) = {_modified(program, operation, element)};")
+        program.line(f"{target} = old;")
 
 
 _OPERATORS = {"and": "&", "or": "|", "xor": "^", "add": "+"}
@@ -69,15 +82,11 @@ def compare_and_swap(program: Program, operation: Operation) -> None:
     site = _atomic_site(program, operation, element)
     kind, width = c_type(element), size(element)
     target = lane_of(program, operation.results[0])
-    with each_lane(program, pointer):
-        program.line(f"{target} = 0;")
-        with program.block(f"if ({allowed(program, None, width, site)})"):
-            program.line(f"const {kind} old = AT({kind}, address), expected = {program.lane(expected)};")
-            program.line(f"const {kind} value = {program.lane(value)};")
-            program.line(f"if (!memcmp(&old, &expected, {width})) AT({kind}, address) = value;")
-            program.line(f"{target} = old;")
-            program.line(f"LOG_BYTES(address, {width}, {site});")
-    program.line(f"LOG_END({site});")
+    with _each_lane(program, pointer, None, width, site, target):
+        program.line(f"const {kind} old = AT({kind}, address), expected = {program.lane(expected)};")
+        program.line(f"const {kind} value = {program.lane(value)};")
+        program.line(f"if (!memcmp(&old, &expected, {width})) AT({kind}, address) = value;")
+        program.line(f"{target} = old;")
 
 
 @statement("tt.atomic_load")
@@ -88,12 +97,8 @@ def load(program: Program, operation: Operation) -> None:
     element = accessed(program, operation)
     site, kind, width = _atomic_site(program, operation, element), c_type(element), size(element)
     target = lane_of(program, operation.results[0])
-    with each_lane(program, pointer):
-        program.line(f"{target} = 0;")
-        with program.block(f"if ({allowed(program, mask, width, site)})"):
-            program.line(f"{target} = AT({kind}, address);")
-            program.line(f"LOG_BYTES(address, {width}, {site});")
-    program.line(f"LOG_END({site});")
+    with _each_lane(program, pointer, mask, width, site, target):
+        program.line(f"{target} = AT({kind}, address);")
 
 
 @statement("tt.atomic_store")
@@ -103,10 +108,8 @@ def store(program: Program, operation: Operation) -> None:
     assert pointer is not None and value is not None
     element = accessed(program, operation)
     site, kind, width = _atomic_site(program, operation, element), c_type(element), size(element)
-    with each_lane(program, pointer), program.block(f"if ({allowed(program, mask, width, site)})"):
+    with _each_lane(program, pointer, mask, width, site):
         program.line(f"AT({kind}, address) = {program.lane(value)};")
-        program.line(f"LOG_BYTES(address, {width}, {site});")
-    program.line(f"LOG_END({site});")
 
 
 @statement("tt.atomic_poll")

@@ -47,7 +47,6 @@ class Unit:
         loops: numpy's inner loops, numbered by their place.
         scratch: bytes used so far; no function calls itself, so each has its own part.
         from_memory: whether a pointer came from anywhere but the arguments.
-        facts: further facts for reports.
     """
 
     module: Module
@@ -56,7 +55,6 @@ class Unit:
     loops: list[tuple[str, str]] = field(default_factory=list)
     scratch: int = 0
     from_memory: bool = False
-    facts: dict[str, int] = field(default_factory=dict)
 
 
 class Program:
@@ -375,5 +373,4 @@ def emit(module: Module, options: Options | None = None) -> Source:
         scratch=max(64, unit.scratch),
         loops=tuple(unit.loops),
         from_memory=unit.from_memory,
-        facts=unit.facts,
     )

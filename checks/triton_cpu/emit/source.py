@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...findings import Site
@@ -58,7 +57,6 @@ class Source:
             LOOP_ constants.
         from_memory: whether it makes pointers from integers or loads them, so that arguments do not tell what it
             touches.
-        facts: further facts for reports, as JSON values.
     """
 
     text: str
@@ -67,4 +65,3 @@ class Source:
     scratch: int
     loops: tuple[tuple[str, str], ...]
     from_memory: bool
-    facts: Mapping[str, int]

@@ -43,7 +43,7 @@ _HEAD = (
 def source(text: str, *sites: AccessSite, parameters=(POINTER, POINTER), loops=(), scratch=64) -> Source:
     """What the emitter would hand over, from the body of the program function."""
     header = f"#define SITES {len(sites)}\n#define SCRATCH_BYTES {scratch}\n"
-    return Source(f"{header}{_HEAD} {{\n{text}}}\n", tuple(parameters), sites, scratch, tuple(loops), False, {})
+    return Source(f"{header}{_HEAD} {{\n{text}}}\n", tuple(parameters), sites, scratch, tuple(loops), False)
 
 
 def built(found: Source, folder: Path, kinds=("*i32", "*i32"), *, audit=True) -> CompiledKernel:

@@ -19,11 +19,10 @@ from triton.runtime.jit import JITFunction
 
 from mrv2.checks.hooks.patching import Patches
 from mrv2.checks.triton_cpu.autotune import run_first_config
-from mrv2.checks.triton_cpu.enable import extents
 from mrv2.checks.triton_cpu.errors import Unsupported
 from mrv2.checks.triton_cpu.launcher import CompiledKernel, compiled, pack_blocks
 from mrv2.checks.triton_cpu.log import LaunchResult
-from mrv2.checks.triton_cpu.variants import Binder
+from mrv2.checks.triton_cpu.variants import Binder, extents
 
 from .reference import completed, interpret
 
