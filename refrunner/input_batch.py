@@ -66,6 +66,19 @@ class InputBatch:
 
 
 @dataclass(frozen=True)
+class BatchShape:
+    """Size of a batch with its padding: what a captured graph has fixed.
+
+    Attributes:
+        num_tokens: lanes, at least as many as the step schedules tokens.
+        num_requests: requests, at least as many as the step schedules.
+    """
+
+    num_tokens: int
+    num_requests: int
+
+
+@dataclass(frozen=True)
 class _Layout:
     """Host arrays of one batch, and their tickets in the upload."""
 
@@ -91,24 +104,33 @@ class InputBatchBuilder:
         self._input_ids = torch.zeros(tokens, dtype=torch.int32, device=device.torch_device)
         self._positions = torch.zeros(tokens, dtype=torch.int64, device=device.torch_device)
         self._seq_lens = torch.zeros(requests, dtype=torch.int32, device=device.torch_device)
+        self._query_start_loc = torch.zeros(requests + 1, dtype=torch.int32, device=device.torch_device)
         self.block_tables = BlockTables(config, device, tokens, requests)
         if config.poison:
             # Valid ids, since the embedding reads padding lanes too; written once, refreshed by no kernel.
             self._poison_token, self._poison_position = vocab_size - 1, config.max_model_len - 1
 
-    def plan(self, step: Step, states: RequestStates, computed: dict[str, int], upload: PackedUpload) -> _Layout:
+    def plan(
+        self,
+        step: Step,
+        states: RequestStates,
+        computed: dict[str, int],
+        upload: PackedUpload,
+        shape: BatchShape | None = None,
+    ) -> _Layout:
         """Lay the batch out on the host and add its arrays to the upload.
 
         Args:
             computed: tokens of each request computed before this step, as the host counts them.
+            shape: size with padding; by default the next multiples of ``pad_to``.
         """
+        shape = shape or self._padded(len(step.scheduled), sum(step.scheduled.values()))
         request_ids = tuple(step.scheduled)
         lengths = np.array([step.scheduled[name] for name in request_ids], dtype=np.int32)
         rows = np.array([states.row_of[name] for name in request_ids], dtype=np.int32)
-        requests = padded(len(request_ids), self._config.pad_to)
-        query_start_loc = np.full(requests + 1, lengths.sum(), dtype=np.int32)
+        query_start_loc = np.full(shape.num_requests + 1, lengths.sum(), dtype=np.int32)
         query_start_loc[: len(lengths) + 1] = np.cumsum([0, *lengths])
-        seq_lens = np.zeros(requests, dtype=np.int64)
+        seq_lens = np.zeros(shape.num_requests, dtype=np.int64)
         seq_lens[: len(lengths)] = np.array([computed[name] for name in request_ids], dtype=np.int64) + lengths
         arrays: dict[str, NDArray[np.generic]] = {
             "rows": rows,
@@ -117,8 +139,7 @@ class InputBatchBuilder:
             "last_lanes": query_start_loc[1 : len(lengths) + 1].astype(np.int64) - 1,
         }
         tickets = {name: upload.add(array) for name, array in arrays.items()}
-        padded_tokens = padded(int(lengths.sum()), self._config.pad_to)
-        return _Layout(request_ids, rows, query_start_loc, seq_lens, padded_tokens, tickets)
+        return _Layout(request_ids, rows, query_start_loc, seq_lens, shape.num_tokens, tickets)
 
     def build(self, layout: _Layout, states: RequestStates, upload: PackedUpload) -> InputBatch:
         """Enqueue the gather kernels and return the batch."""
@@ -126,8 +147,9 @@ class InputBatchBuilder:
         count, requests = len(layout.request_ids), len(layout.seq_lens)
         self._poison_padding(int(layout.query_start_loc[-1]))
         prepare_positions[(requests,)](
-            rows, query_start_loc, states.num_computed, self._positions, self._seq_lens, count, BLOCK=LANES
-        )
+            rows, query_start_loc, states.num_computed, self._positions, self._seq_lens, self._query_start_loc, count,
+            BLOCK=LANES,
+        )  # fmt: skip
         gather_input_ids[(count,)](
             rows, query_start_loc, states.num_computed, states.total_len, states.last_sampled,
             states.token_ids, states.token_ids.stride(0), self._input_ids, self._config.max_model_len, BLOCK=LANES,
@@ -141,7 +163,7 @@ class InputBatchBuilder:
             host_query_start_loc=layout.query_start_loc,
             host_seq_lens=layout.seq_lens,
             rows=rows,
-            query_start_loc=query_start_loc,
+            query_start_loc=self._query_start_loc[: requests + 1],
             input_ids=self._input_ids[: layout.padded_tokens],
             positions=self._positions[: layout.padded_tokens],
             seq_lens=self._seq_lens[:requests],
@@ -150,6 +172,9 @@ class InputBatchBuilder:
             last_lanes=last_lanes,
             sample_positions=self._seq_lens[:count],
         )
+
+    def _padded(self, requests: int, tokens: int) -> BatchShape:
+        return BatchShape(padded(tokens, self._config.pad_to), padded(requests, self._config.pad_to))
 
     def _poison_padding(self, num_tokens: int) -> None:
         if self._config.poison:

@@ -42,13 +42,14 @@ class TritonPagedAttention(PagedCache):
             WIDTH=width, BLOCK=_lanes(width),
         )  # fmt: skip
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        group = self._heads // self._kv_heads
+        # Padding requests count too: none of them has lanes, and a captured graph may not know how many are real.
+        group, requests = self._heads // self._kv_heads, batch.query_start_loc.shape[0] - 1
         attend_paged[(lanes, self._kv_heads)](
             query, query.stride(0), keys, values, keys.stride(0), batch.block_table, batch.block_table.stride(0),
-            batch.query_start_loc, batch.positions, out, batch.num_requests, self._scale,
+            batch.query_start_loc, batch.positions, out, requests, self._scale,
             BLOCK_SIZE=self._block_size, HEADS=self._heads, GROUP=group, GROUP_LANES=_lanes(group),
             HEAD_DIM=self._head_dim, DIM_LANES=_lanes(self._head_dim),
-            REQUEST_LANES=_lanes(batch.query_start_loc.shape[0] - 1), KEYS=KEYS,
+            REQUEST_LANES=_lanes(requests), KEYS=KEYS,
         )  # fmt: skip
         return out
 

@@ -16,14 +16,19 @@ def prepare_positions(
     num_computed_ptr,  # [R] int32
     positions_ptr,  # [T] int64, out
     seq_lens_ptr,  # [padded N] int32, out
+    bounds_ptr,  # [padded N + 1] int32, out
     num_requests,
     BLOCK: tl.constexpr,
 ) -> None:
     """Position of every lane, and the sequence length of every request after this step.
 
-    Padding requests get length 0, so that an attention kernel reads nothing for them.
+    Padding requests get length 0, so that an attention kernel reads nothing for them. ``query_start_loc`` came with
+    the step's upload, somewhere in memory; its copy in ``bounds`` is where a captured graph looks for it.
     """
     request = tl.program_id(0)
+    tl.store(bounds_ptr + request, tl.load(query_start_loc_ptr + request))
+    if request == tl.num_programs(0) - 1:
+        tl.store(bounds_ptr + request + 1, tl.load(query_start_loc_ptr + request + 1))
     if request >= num_requests:
         tl.store(seq_lens_ptr + request, 0)
     else:

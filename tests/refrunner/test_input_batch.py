@@ -154,7 +154,7 @@ def test_buffers_keep_their_addresses():
     batches = Batches(pad_to=4)
     batches.add("a", ramp(8), 0, [5, 6])
     first, second = batches.build({"a": 2}), batches.build({"a": 5})
-    for name in ("input_ids", "positions", "seq_lens", "block_table", "slot_mapping"):
+    for name in ("input_ids", "positions", "seq_lens", "query_start_loc", "block_table", "slot_mapping"):
         assert getattr(first, name).data_ptr() == getattr(second, name).data_ptr()
 
 
