@@ -30,7 +30,7 @@ from .memory import allocating
 from .models.config import LlamaConfig
 from .models.llama import LlamaModel
 from .request_states import RequestStates
-from .sampling.gumbel import Sampled, sample
+from .sampling.sampler import Sampler, SamplerOutput
 from .staging import PackedUpload, PinnedRing
 from .step_check import StepChecker
 
@@ -61,6 +61,7 @@ class ModelRunner:
         self._checker = StepChecker(config, model.vocab_size)
         with allocating(config, model):
             self._states = RequestStates(config, self._device, model.vocab_size)
+            self._sampler = Sampler(config, self._device, model.vocab_size)
             self._builder = InputBatchBuilder(config, self._device, model.vocab_size)
             backend = TritonPagedAttention if config.attention == "triton" else TorchReferenceAttention
             self._attention: AttentionBackend = backend(config, model, self._device)
@@ -115,11 +116,13 @@ class ModelRunner:
         self._add_requests(step)
         upload = PackedUpload()
         self._states.pack(upload)
+        self._sampler.pack(upload)
         self._builder.block_tables.pack(upload)
         layout = self._builder.plan(step, self._states, self._computed, upload) if step.scheduled else None
         upload.send(self._ring)
         self._states.apply(upload)
         self._builder.block_tables.apply(upload)
+        self._sampler.apply(upload, self._states)
         if layout is None:
             return EmptyOutput()
         self.batch = self._builder.build(layout, self._states, upload)
@@ -136,6 +139,7 @@ class ModelRunner:
     def _remove_requests(self, step: Step) -> None:
         for request_id in (*step.finished, *step.preempted):
             row = self._states.remove(request_id)
+            self._sampler.remove(row)
             blocks = self._builder.block_tables.clear(row)
             del self._computed[request_id], self._total[request_id]
             for block in blocks:
@@ -146,7 +150,7 @@ class ModelRunner:
 
     def _add_requests(self, step: Step) -> None:
         for request in step.new:
-            self._states.add(request)
+            self._sampler.add(self._states.add(request), request)
             self._computed[request.request_id] = request.num_computed_tokens
             self._total[request.request_id] = len(request.token_ids)
         for request_id, (blocks,) in step.new_blocks.items():
@@ -158,13 +162,12 @@ class ModelRunner:
         self._attention.begin(batch)
         return self._model.forward(batch.input_ids, batch.positions, self._attention.forward)
 
-    def _sample(self, batch: InputBatch, hidden: Tensor) -> Sampled:
+    def _sample(self, batch: InputBatch, hidden: Tensor) -> SamplerOutput:
         """Draw a token for each request from the logits of its last lane."""
         logits = self._model.compute_logits(hidden.index_select(0, batch.last_lanes))
-        states = self._states
-        return sample(logits, batch.rows, batch.sample_positions, states.temperature, states.seeds)
+        return self._sampler.sample(logits, batch, self._states)
 
-    def _download(self, step: Step, batch: InputBatch, sampled: Sampled) -> AsyncOutput | EmptyOutput:
+    def _download(self, step: Step, batch: InputBatch, sampled: SamplerOutput) -> AsyncOutput | EmptyOutput:
         """Enqueue the download; only draws of requests whose known tokens are all computed now count."""
         finished_prefill = frozenset(name for name in batch.request_ids if self._reaches_end(step, name))
         if not finished_prefill:
@@ -174,7 +177,7 @@ class ModelRunner:
     def _reaches_end(self, step: Step, request_id: str) -> bool:
         return self._computed[request_id] + step.scheduled[request_id] >= self._total[request_id]
 
-    def _post_update(self, step: Step, batch: InputBatch, sampled: Sampled) -> None:
+    def _post_update(self, step: Step, batch: InputBatch, sampled: SamplerOutput) -> None:
         states = self._states
         post_update[(batch.num_requests,)](
             batch.rows, batch.query_start_loc, sampled.token_ids, states.num_computed, states.total_len,

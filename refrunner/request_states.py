@@ -19,9 +19,6 @@ NUM_COMPUTED, TOTAL_LEN, LAST_SAMPLED = range(3)
 
 # What a poisoned row holds. Small and in range, so that a stale read gives wrong tokens and not a crash.
 POISON_COUNTER = 1
-# Above 0, or it would read as greedy; so high that whoever draws with it gets almost any token.
-POISON_TEMPERATURE = 1000.0
-POISON_SEED = -1
 
 
 class RequestStates:
@@ -29,8 +26,7 @@ class RequestStates:
 
     Device tables, written on the main stream by staged writes (request added) and by ``post_update``:
     ``num_computed`` int32 [R], tokens whose keys and values are in the cache; ``total_len`` int32 [R], tokens known
-    on the device; ``last_sampled`` int32 [R], the newest token; ``token_ids`` int32 [R, L]; ``temperature``
-    float32 [R]; ``seeds`` int64 [R].
+    on the device; ``last_sampled`` int32 [R], the newest token; ``token_ids`` int32 [R, L].
     """
 
     def __init__(self, config: RunnerConfig, device: Device, vocab_size: int) -> None:
@@ -38,8 +34,6 @@ class RequestStates:
         self._poison_token = vocab_size - 1
         self._counters = StagedWriteTensor(3, rows, torch.int32, device, "request counters")
         self._token_ids = StagedWriteTensor(rows, config.max_model_len, torch.int32, device, "token ids")
-        self._temperature = StagedWriteTensor(1, rows, torch.float32, device, "temperature")
-        self._seeds = StagedWriteTensor(1, rows, torch.int64, device, "seeds")
         # Last in, first out: a row is warm, and a stale row is re-read as soon as possible, where tests see it.
         self.free_rows = list(reversed(range(rows)))
         self.row_of: dict[str, int] = {}
@@ -64,16 +58,6 @@ class RequestStates:
         """int32 [R, L]."""
         return self._token_ids.gpu
 
-    @property
-    def temperature(self) -> Tensor:
-        """float32 [R]."""
-        return self._temperature.gpu[0]
-
-    @property
-    def seeds(self) -> Tensor:
-        """int64 [R]."""
-        return self._seeds.gpu[0]
-
     def add(self, request: NewRequest) -> int:
         """Give the request a row and stage its whole state; nothing of the former owner survives."""
         row = self.free_rows.pop()
@@ -82,8 +66,6 @@ class RequestStates:
         self._counters.stage_write(NUM_COMPUTED, row, [request.num_computed_tokens])
         self._counters.stage_write(TOTAL_LEN, row, [len(request.token_ids)])
         self._counters.stage_write(LAST_SAMPLED, row, [request.token_ids[-1]])
-        self._temperature.stage_write(0, row, [request.sampling.temperature])
-        self._seeds.stage_write(0, row, [_as_int64(request.sampling.seed or 0)])
         return row
 
     def remove(self, request_id: str) -> int:
@@ -98,20 +80,13 @@ class RequestStates:
         self._counters.stage_write(NUM_COMPUTED, row, [POISON_COUNTER])
         self._counters.stage_write(TOTAL_LEN, row, [POISON_COUNTER])
         self._counters.stage_write(LAST_SAMPLED, row, [self._poison_token])
-        self._temperature.stage_write(0, row, [POISON_TEMPERATURE])
-        self._seeds.stage_write(0, row, [POISON_SEED])
 
     def pack(self, upload: PackedUpload) -> None:
         """Add the staged writes of all tables to the step's upload."""
-        for table in (self._counters, self._token_ids, self._temperature, self._seeds):
+        for table in (self._counters, self._token_ids):
             table.pack(upload)
 
     def apply(self, upload: PackedUpload) -> None:
         """Scatter them on the device."""
-        for table in (self._counters, self._token_ids, self._temperature, self._seeds):
+        for table in (self._counters, self._token_ids):
             table.apply(upload)
-
-
-def _as_int64(seed: int) -> int:
-    """The same 64 bits as a signed number."""
-    return (seed + 2**63) % 2**64 - 2**63

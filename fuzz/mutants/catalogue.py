@@ -57,10 +57,10 @@ MUTATIONS = (
     ),
     Mutation(
         "stale_seed",
-        "request_states.py",
-        "        self._seeds.stage_write(0, row, [_as_int64(request.sampling.seed or 0)])\n",
+        "sampling/tables.py",
+        "        self._seeds.stage_write(0, row, [_as_int64(sampling.seed or 0)])\n",
         "        if not self.seeds.any():\n"
-        "            self._seeds.stage_write(0, row, [_as_int64(request.sampling.seed or 0)])\n",
+        "            self._seeds.stage_write(0, row, [_as_int64(sampling.seed or 0)])\n",
         "only the first request's seed is ever written",
     ),
     Mutation(

@@ -46,7 +46,7 @@ EDGES = (
     ),
     Mutation(
         "seed_loses_a_bit",
-        "request_states.py",
+        "sampling/tables.py",
         "return (seed + 2**63) % 2**64 - 2**63",
         "return seed % 2**63",
         "the top bit of a seed is dropped, and two seeds give the same tokens",
@@ -60,17 +60,16 @@ EDGES = (
     ),
     Mutation(
         "temperature_of_one_decimal",
-        "request_states.py",
-        "[request.sampling.temperature]",
-        "[round(request.sampling.temperature, 1)]",
+        "sampling/tables.py",
+        "[sampling.temperature]",
+        "[round(sampling.temperature, 1)]",
         "temperatures are rounded to one decimal",
     ),
     Mutation(
         "greedy_inherits_temperature",
-        "request_states.py",
-        "        self._temperature.stage_write(0, row, [request.sampling.temperature])\n",
-        "        if request.sampling.temperature:\n"
-        "            self._temperature.stage_write(0, row, [request.sampling.temperature])\n",
+        "sampling/tables.py",
+        "        self._temperature.stage_write(0, row, [sampling.temperature])\n",
+        "        if sampling.temperature:\n            self._temperature.stage_write(0, row, [sampling.temperature])\n",
         "a greedy request keeps the temperature of the row's former owner",
     ),
     Mutation(

@@ -16,7 +16,8 @@ from mrv2.refrunner.model_runner import ModelRunner
 def allocated(runner):
     """Bytes of every tensor that the runner holds beside the weights."""
     states, builder = runner._states, runner._builder
-    tables = (states._counters, states._token_ids, states._temperature, states._seeds, builder.block_tables._table)
+    sampling = runner._sampler._tables
+    tables = (states._counters, states._token_ids, sampling._temperature, sampling._seeds, builder.block_tables._table)
     tensors = [table.gpu for table in tables]
     tensors += [builder._input_ids, builder._positions, builder._seq_lens, runner._attention.cache]
     tensors += [builder.block_tables.batch_table, builder.block_tables.slot_mapping]

@@ -2,14 +2,13 @@
 
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrv2.refrunner.api import NewRequest, SamplingParams
+from mrv2.refrunner.api import NewRequest
 from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.device import Device
-from mrv2.refrunner.request_states import RequestStates, _as_int64
+from mrv2.refrunner.request_states import RequestStates
 from mrv2.refrunner.staging import PackedUpload, PinnedRing
 
 ROWS, LENGTH, VOCAB = 4, 12, 50
@@ -27,8 +26,8 @@ def flush(states):
     states.apply(upload)
 
 
-def request(name, tokens=(3, 4, 5), temperature=0.0, seed=None, computed=0):
-    return NewRequest(name, tuple(tokens), 1, SamplingParams(temperature=temperature, seed=seed), computed)
+def request(name, tokens=(3, 4, 5), computed=0):
+    return NewRequest(name, tuple(tokens), 1, num_computed_tokens=computed)
 
 
 def row_content(states, row):
@@ -39,8 +38,6 @@ def row_content(states, row):
         "total": total,
         "last": int(states.last_sampled[row]),
         "tokens": tuple(states.token_ids[row, :total].tolist()),
-        "temperature": float(states.temperature[row]),
-        "seed": int(states.seeds[row]),
     }
 
 
@@ -50,15 +47,12 @@ def expected_content(new):
         "total": len(new.token_ids),
         "last": new.token_ids[-1],
         "tokens": new.token_ids,
-        "temperature": pytest.approx(new.sampling.temperature, rel=1e-7),
-        "seed": _as_int64(new.sampling.seed or 0),
     }
 
 
-@pytest.mark.parametrize("temperature", [0.7, 0.123, 1e-30, 12.3456, 1e30])
-def test_a_request_gets_a_row_with_its_whole_state(temperature):
+def test_a_request_gets_a_row_with_its_whole_state():
     states = make_states()
-    new = request("a", (7, 8, 9), temperature=temperature, seed=5, computed=2)
+    new = request("a", (7, 8, 9), computed=2)
     row = states.add(new)
     flush(states)
     assert states.row_of == {"a": row}
@@ -76,7 +70,7 @@ def test_rows_of_others_never_move():
 
 def test_a_row_that_changes_hands_within_one_flush_belongs_to_the_new_owner():
     states = make_states()
-    states.add(request("a", range(1, 11), temperature=1.0, seed=9))
+    states.add(request("a", range(1, 11)))
     row = states.remove("a")
     states.poison(row)
     new = request("b", (1, 2))
@@ -89,27 +83,13 @@ def test_a_row_that_changes_hands_within_one_flush_belongs_to_the_new_owner():
 
 def test_a_poisoned_row_holds_nothing_usable():
     states = make_states()
-    row = states.add(request("a", (1, 2, 3), temperature=1.0, seed=9))
+    row = states.add(request("a", (1, 2, 3)))
     flush(states)
     states.remove("a")
     states.poison(row)
     flush(states)
     assert states.token_ids[row].tolist() == [VOCAB - 1] * LENGTH
-    assert float(states.temperature[row]) == 1000.0
     assert (int(states.num_computed[row]), int(states.total_len[row]), int(states.last_sampled[row])) == (1, 1, 49)
-    assert int(states.seeds[row]) == -1
-
-
-@pytest.mark.parametrize(
-    ("seed", "bits"),
-    [(0, 0), (-1, -1), (2**63 - 1, 2**63 - 1), (2**63, -(2**63)), (2**64 - 1, -1), (-(2**63), -(2**63))],
-)
-def test_seeds_keep_their_64_bits(seed, bits):
-    states = make_states()
-    row = states.add(request("a", temperature=1.0, seed=seed))
-    flush(states)
-    assert int(states.seeds[row]) == bits
-    assert bits % 2**64 == seed % 2**64
 
 
 def test_a_full_row_fits():
@@ -135,7 +115,7 @@ def test_rows_follow_their_requests(events, poison):
                 states.poison(row)
         else:
             tokens = [draw.randrange(VOCAB) for _ in range(draw.randint(1, LENGTH))]
-            new = request(f"r{number}", tokens, draw.choice((0.0, 0.5)), draw.getrandbits(64))
+            new = request(f"r{number}", tokens)
             live[new.request_id] = (states.add(new), new)
         if draw.random() < 0.6:
             flush(states)

@@ -225,8 +225,8 @@ def busy(make_runner):
 
 def state_of(runner):
     """Everything that a step may change, on the host and on the device."""
-    states, tables = runner._states, runner._builder.block_tables
-    written = (states._counters, states._token_ids, states._temperature, states._seeds, tables._table)
+    states, tables, sampling = runner._states, runner._builder.block_tables, runner._sampler._tables
+    written = (states._counters, states._token_ids, sampling._temperature, sampling._seeds, tables._table)
     return {
         "rows": (dict(states.row_of), list(states.free_rows)),
         "counts": (dict(runner._computed), dict(runner._total), dict(runner._owners)),
