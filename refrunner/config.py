@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 import torch
 
+from .compatibility import check_compatible
 from .errors import ConfigurationError
 
 SUPPORTED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NULL_BLOCK = 0
 ATTENTION_BACKENDS = ("torch", "triton")
+GRAPH_MODES = ("eager", "piecewise", "full")
+# Every captured graph keeps memory of its own and takes time at startup.
+MOST_GRAPHS = 64
+SIMPLE_TYPES: dict[str, type] = {"int": int, "str": str, "bool": bool}
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,14 @@ class RunnerConfig:
         dtype: of weights, activations and KV cache; logits are always float32.
         attention: ``"torch"``, the reference, one request after another; or ``"triton"``, two launches a layer.
         pad_to: pad the batch to a multiple of this many tokens and requests, as captured graphs need; padding
-            never changes output.
+            never changes output. Where a graph runs, its own size counts instead.
+        graph_mode: ``"eager"``, every launch from the host; ``"piecewise"``, graphs of everything but attention, for
+            any batch up to the largest size; or ``"full"``, graphs of the whole forward pass, for batches in which
+            every request decodes one token. What no graph admits runs eagerly. The sampler is never in a graph.
+        graph_sizes: lanes of the graphs, a tuple of sizes; ``()`` means powers of two up to what ``graph_mode`` can
+            meet.
+        memory_fraction: 0 leaves ``num_kv_blocks`` as given. Above 0 it is replaced by as many blocks as fit into this
+            share of the device's memory beside weights and activations, which a profiling run measures.
         poison: fill freed rows, unused KV blocks and padding lanes with values that would show in the output if
             anything read them; for verification only.
 
@@ -44,6 +57,9 @@ class RunnerConfig:
     dtype: str = "float32"
     attention: str = "torch"
     pad_to: int = 1
+    graph_mode: str = "eager"
+    graph_sizes: tuple[int, ...] = ()
+    memory_fraction: float = 0.0
     poison: bool = False
 
     def __post_init__(self) -> None:
@@ -52,7 +68,10 @@ class RunnerConfig:
         self._check_dtype()
         self._check_device()
         self._check_attention()
+        self._check_graphs()
+        self._check_memory_fraction()
         self._check_pool()
+        check_compatible({field.name: getattr(self, field.name) for field in fields(self)})
 
     @property
     def max_blocks_per_request(self) -> int:
@@ -64,9 +83,16 @@ class RunnerConfig:
         """``dtype`` as torch spells it."""
         return SUPPORTED_DTYPES[self.dtype]
 
+    @property
+    def largest_graph(self) -> int:
+        """Lanes of the largest batch that a graph of this mode may meet."""
+        return self.max_num_reqs if self.graph_mode == "full" else self.max_num_batched_tokens
+
     def _check_type(self, name: str, type_name: str) -> None:
         value = getattr(self, name)
-        expected = {"int": int, "str": str, "bool": bool}[type_name]
+        if type_name not in SIMPLE_TYPES:
+            return  # has a check of its own
+        expected = SIMPLE_TYPES[type_name]
         right_type = isinstance(value, expected) and (expected is bool or not isinstance(value, bool))
         if not right_type or (expected is int and value < 1):
             wanted = "a whole number of at least 1" if expected is int else f"a {type_name}"
@@ -113,6 +139,42 @@ class RunnerConfig:
                 f"it must be one of {', '.join(map(repr, ATTENTION_BACKENDS))}",
                 "another backend would be a silent replacement for the one that was asked for",
                 "attention='torch', the reference, or attention='triton', which launches two kernels a layer",
+            )
+
+    def _check_graphs(self) -> None:
+        if self.graph_mode not in GRAPH_MODES:
+            raise ConfigurationError(
+                f"RunnerConfig.graph_mode={self.graph_mode!r}",
+                f"it must be one of {', '.join(map(repr, GRAPH_MODES))}",
+                "another mode would be a silent replacement for the one that was asked for",
+                "graph_mode='eager', 'piecewise' or 'full'",
+            )
+        sizes = self.graph_sizes
+        whole = isinstance(sizes, tuple) and all(isinstance(size, int) and size is not True for size in sizes)
+        if not whole or list(sizes) != sorted(set(sizes)) or not all(1 <= size <= self.largest_graph for size in sizes):
+            raise ConfigurationError(
+                f"RunnerConfig.graph_sizes={sizes!r}",
+                f"it must be a tuple of different whole numbers from 1 to {self.largest_graph}, in ascending order",
+                "the smallest graph that holds a batch is taken, and no batch is larger than that",
+                "graph_sizes=() for powers of two, or sizes such as (1, 2, 4)",
+            )
+        if len(sizes) > MOST_GRAPHS:
+            raise ConfigurationError(
+                f"RunnerConfig.graph_sizes with {len(sizes)} sizes",
+                f"at most {MOST_GRAPHS} graphs are captured",
+                "each one keeps memory of its own and takes time at startup",
+                "fewer sizes; a batch is padded to the next one",
+            )
+
+    def _check_memory_fraction(self) -> None:
+        share = self.memory_fraction
+        number = isinstance(share, int | float) and not isinstance(share, bool)
+        if not number or not math.isfinite(share) or not 0 <= share <= 1:
+            raise ConfigurationError(
+                f"RunnerConfig.memory_fraction={share!r}",
+                "it must be a number from 0 to 1",
+                "it is a share of the device's memory",
+                "memory_fraction=0.9, or 0 to say num_kv_blocks yourself",
             )
 
     def _check_pool(self) -> None:
