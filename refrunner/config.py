@@ -31,7 +31,8 @@ class RunnerConfig:
         num_kv_blocks: KV blocks in the pool, the null block (block 0, never handed out) included.
         device: ``"cpu"`` or ``"cuda"`` (with an index, if wanted).
         dtype: of weights, activations and KV cache; logits are always float32.
-        attention: ``"torch"``, the reference, one request after another; or ``"triton"``, two launches a layer.
+        attention: ``"torch"``, the reference, one request after another; or ``"triton"``, two launches a layer, and
+            then norms, rotary embedding and gates are Triton kernels too, one launch each.
         pad_to: pad the batch to a multiple of this many tokens and requests, as captured graphs need; padding
             never changes output. Where a graph runs, its own size counts instead.
         graph_mode: ``"eager"``, every launch from the host; ``"piecewise"``, graphs of everything but attention, for

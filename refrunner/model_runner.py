@@ -57,7 +57,8 @@ class ModelRunner:
         self.config = config
         self.batch: InputBatch | None = None
         self._device = Device(config.device)
-        self._model = LlamaModel(model, tensors, self._device.torch_device, config.torch_dtype)
+        kernels = config.attention == "triton"
+        self._model = LlamaModel(model, tensors, self._device.torch_device, config.torch_dtype, kernels=kernels)
         self._checker = StepChecker(config, model.vocab_size)
         with allocating(config, model):
             self._states = RequestStates(config, self._device, model.vocab_size)

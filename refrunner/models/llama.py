@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .config import LlamaConfig
+from .layers import LayerOperations, TorchLayerOperations, TritonLayerOperations
 from .weights import EMBEDDING, OUTPUT, check_dtype, check_shapes
 
 MODEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -43,6 +44,7 @@ class LlamaModel:
         tensors: Hugging Face name to weight, as ``Checkpoint.tensors``; not changed.
         device: where the weights go, e.g. ``"cuda"``.
         dtype: dtype of weights and activations: float32, bfloat16 or float16.
+        kernels: norms, rotary embedding and gates are Triton kernels, one launch each; else operations of torch.
 
     Raises:
         CheckpointError: another dtype, or a tensor is missing, unexpected or of the wrong shape.
@@ -54,6 +56,8 @@ class LlamaModel:
         tensors: Mapping[str, Tensor],
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        *,
+        kernels: bool = False,
     ) -> None:
         check_dtype(dtype, MODEL_DTYPES)
         check_shapes(config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
@@ -69,7 +73,12 @@ class LlamaModel:
         self._layers = [_load_layer(place, f"model.layers.{layer}") for layer in range(config.num_layers)]
         self._final_norm = place("model.norm.weight")
         self._output = self._embedding if config.tie_word_embeddings else place(OUTPUT)
-        self._rotary_table = _rotary_table(config).to(self.device)
+        rotary_table = _rotary_table(config).to(self.device)
+        self._operations: LayerOperations = (
+            TritonLayerOperations(config, rotary_table)
+            if kernels
+            else TorchLayerOperations(config, rotary_table, dtype)
+        )
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Compute the hidden states of a flat batch of tokens.
@@ -85,30 +94,22 @@ class LlamaModel:
             [T, H] in the model's dtype, after the final norm.
         """
         hidden = functional.embedding(input_ids, self._embedding)
-        cos, sin = self._rotary_table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
-        for index, layer in enumerate(self._layers):
-            query, key, value = self._project(layer, self._norm(hidden, layer.attention_norm), cos, sin)
+        layers, operations = self._layers, self._operations
+        angles = operations.angles(positions)
+        normed = operations.norm(hidden, layers[0].attention_norm)
+        following = [*(layer.attention_norm for layer in layers[1:]), self._final_norm]
+        for index, (layer, next_norm) in enumerate(zip(layers, following, strict=True)):
+            query, key, value = operations.rotate(functional.linear(normed, layer.qkv), angles)
             attended = attend(index, query, key, value).reshape(hidden.shape[0], -1)
-            hidden = hidden + functional.linear(attended, layer.attention_output)
-            gate, up = functional.linear(self._norm(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-            hidden = hidden + functional.linear(functional.silu(gate) * up, layer.down)
-        return self._norm(hidden, self._final_norm)
+            projected = functional.linear(attended, layer.attention_output)
+            hidden, normed = operations.add_and_norm(hidden, projected, layer.mlp_norm)
+            gated = operations.gate(functional.linear(normed, layer.gate_up))
+            hidden, normed = operations.add_and_norm(hidden, functional.linear(gated, layer.down), next_norm)
+        return normed
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Project hidden states [n, H] to float32 logits [n, V]."""
         return functional.linear(hidden, self._output).float()
-
-    def _project(self, layer: _Layer, normed: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
-        qkv = functional.linear(normed, layer.qkv).view(normed.shape[0], heads + 2 * kv_heads, self.config.head_dim)
-        turned = _rotate(qkv[:, : heads + kv_heads], cos, sin)
-        return turned[:, :heads], turned[:, heads:], qkv[:, heads + kv_heads :]
-
-    def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        # Statistics in float32: the mean square of a few thousand bfloat16 values has no correct digit left otherwise.
-        wide = hidden.float()
-        scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.config.rms_norm_eps)
-        return (wide * scale * weight).to(self.dtype)
 
 
 def _load_layer(place: Callable[..., Tensor], prefix: str) -> _Layer:
@@ -132,19 +133,3 @@ def _rotary_table(config: LlamaConfig) -> Tensor:
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float64)
     angles = torch.outer(positions, config.rope_theta**-exponents)
     return torch.cat([angles.cos(), angles.sin()], dim=1).float()
-
-
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn element i of every head against element i + D/2 (Su et al., RoFormer, 2021, in the NeoX layout).
-
-    Args:
-        heads: [T, n, D].
-        cos: float32 [T, 1, D/2].
-        sin: float32 [T, 1, D/2].
-
-    Returns:
-        a new contiguous tensor like ``heads``; computed in float32.
-    """
-    first, second = heads.float().chunk(2, dim=-1)
-    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    return turned.to(heads.dtype)

@@ -101,10 +101,10 @@ def test_norms_keep_float32_statistics():
     model = LlamaModel(TINY_CONFIG, tiny_checkpoint().tensors, dtype=torch.bfloat16)
     # 64 squares of 1 + 2**-7: a bfloat16 sum stops growing before it has counted them all.
     hidden = torch.full((1, 64), 1 + 2**-7, dtype=torch.bfloat16)
-    assert torch.equal(model._norm(hidden, torch.ones(64)), torch.ones(1, 64, dtype=torch.bfloat16))
+    assert torch.equal(model._operations.norm(hidden, torch.ones(64)), torch.ones(1, 64, dtype=torch.bfloat16))
     large = torch.full((1, 64), 1e4)
     half = LlamaModel(TINY_CONFIG, tiny_checkpoint().tensors, dtype=torch.float16)
-    assert torch.equal(half._norm(large.half(), torch.ones(64)), torch.ones(1, 64, dtype=torch.float16))
+    assert torch.equal(half._operations.norm(large.half(), torch.ones(64)), torch.ones(1, 64, dtype=torch.float16))
 
 
 def test_attention_gets_every_layer_in_order_with_rotated_heads():
