@@ -12,48 +12,66 @@ from torch import Tensor
 from .config import RunnerConfig
 from .device import Device
 from .kernels.block_table import compute_slot_mapping, gather_block_tables
+from .kv_groups import FULL_ATTENTION
 from .staging import PackedUpload, StagedWriteTensor
 
 LANES = 256
 
 
 class BlockTables:
-    """Block table of every row (one KV group), and its view in the order of the batch.
+    """Block tables of every row, one for each KV group, and their view in the order of the batch.
+
+    The tables of all G groups are one staged tensor, so one launch flushes what was appended to any of them.
 
     Attributes:
-        batch_table: int32 [R, B] on the device; row i belongs to request i of the batch. Entries beyond a request's
+        batch_table: int32 [G, R, B] on the device; row i belongs to request i of the batch. Entries beyond a request's
             block count are stale. Written on the main stream by ``gather``; its address never changes.
-        slot_mapping: int64 [max_num_batched_tokens padded] on the device; -1 for padding lanes.
-        num_blocks: int32 [R] on the host.
+        slot_mapping: int64 [G, max_num_batched_tokens padded] on the device; -1 for padding lanes.
+        num_blocks: int32 [G, R] on the host.
     """
 
-    def __init__(self, config: RunnerConfig, device: Device, max_lanes: int, max_batch: int) -> None:
-        columns = config.max_blocks_per_request
-        self._table = StagedWriteTensor(config.max_num_reqs, columns, torch.int32, device, "block table")
-        self._block_size = config.block_size
-        self.batch_table = torch.zeros(max_batch, columns, dtype=torch.int32, device=device.torch_device)
-        self.slot_mapping = torch.full((max_lanes,), -1, dtype=torch.int64, device=device.torch_device)
-        self.num_blocks: NDArray[np.int32] = np.zeros(config.max_num_reqs, dtype=np.int32)
-        self._blocks_of_row: dict[int, list[int]] = {}
+    def __init__(
+        self,
+        config: RunnerConfig,
+        device: Device,
+        max_lanes: int,
+        max_batch: int,
+        windows: Sequence[int] = (FULL_ATTENTION,),
+    ) -> None:
+        groups, columns, target = len(windows), config.max_blocks_per_request, device.torch_device
+        self._rows, self._block_size = config.max_num_reqs, config.block_size
+        self._table = StagedWriteTensor(groups * self._rows, columns, torch.int32, device, "block table")
+        self._windows = torch.tensor(list(windows), dtype=torch.int32).to(target)
+        self.batch_table = torch.zeros(groups, max_batch, columns, dtype=torch.int32, device=target)
+        self.slot_mapping = torch.full((groups, max_lanes), -1, dtype=torch.int64, device=target)
+        self.num_blocks: NDArray[np.int32] = np.zeros((groups, self._rows), dtype=np.int32)
+        self._blocks_of_row: dict[int, tuple[list[int], ...]] = {}
 
-    def append(self, row: int, blocks: Sequence[int]) -> None:
-        """Stage further blocks at the end of a row."""
-        self._table.stage_write(row, int(self.num_blocks[row]), blocks)
-        self._blocks_of_row.setdefault(row, []).extend(blocks)
-        self.num_blocks[row] += len(blocks)
+    @property
+    def num_groups(self) -> int:
+        """G."""
+        return len(self.num_blocks)
+
+    def append(self, row: int, groups: Sequence[Sequence[int]]) -> None:
+        """Stage further blocks at the end of a row, one sequence of blocks for each group."""
+        held = self._blocks_of_row.setdefault(row, tuple([] for _ in range(self.num_groups)))
+        for group, blocks in enumerate(groups):
+            self._table.stage_write(group * self._rows + row, int(self.num_blocks[group, row]), blocks)
+            held[group].extend(blocks)
+            self.num_blocks[group, row] += len(blocks)
 
     def clear(self, row: int) -> list[int]:
-        """Forget a row's blocks when its request leaves, and say which they were."""
-        self.num_blocks[row] = 0
-        return self._blocks_of_row.pop(row, [])
+        """Forget a row's blocks when its request leaves, and say which they were, over all groups."""
+        self.num_blocks[:, row] = 0
+        return [block for blocks in self._blocks_of_row.pop(row, ()) for block in blocks]
 
-    def blocks_of(self, row: int) -> tuple[int, ...]:
+    def blocks_of(self, row: int, group: int = 0) -> tuple[int, ...]:
         """Blocks of a row as the host knows them."""
-        return tuple(self._blocks_of_row.get(row, ()))
+        return tuple(self._blocks_of_row[row][group]) if row in self._blocks_of_row else ()
 
     def device_table(self) -> Tensor:
-        """int32 [R, B] on the device, by row."""
-        return self._table.gpu
+        """int32 [G, R, B] on the device, by row."""
+        return self._table.gpu.view(self.num_groups, self._rows, -1)
 
     def pack(self, upload: PackedUpload) -> None:
         """Add the staged blocks to the step's upload."""
@@ -63,28 +81,33 @@ class BlockTables:
         """Scatter them on the device."""
         self._table.apply(upload)
 
-    def gather(self, rows: Tensor, num_blocks: Tensor, num_requests: int, padded_requests: int) -> Tensor:
+    def gather(
+        self, rows: Tensor, num_blocks: Tensor, num_computed: Tensor, num_requests: int, padded_requests: int
+    ) -> Tensor:
         """Block tables in batch order.
 
         Args:
             rows: int32 [N], on the device.
-            num_blocks: int32 [N], on the device.
+            num_blocks: int32 [G, N] or the same flat, on the device.
+            num_computed: int32 [R], by row, on the device: where a sliding window stands.
             num_requests: N.
-            padded_requests: requests including padding; the padding ones get the null block.
+            padded_requests: requests including padding; the padding ones get null blocks.
 
         Returns:
-            int32 [padded_requests, B], a view of ``batch_table``.
+            int32 [G, padded_requests, B], a view of ``batch_table``.
         """
-        gather_block_tables[(padded_requests,)](
-            rows, num_blocks, self._table.gpu, self._table.gpu.stride(0),
-            self.batch_table, self.batch_table.stride(0), num_requests, BLOCK=LANES,
+        table = self.device_table()
+        gather_block_tables[(padded_requests, self.num_groups)](
+            rows, num_blocks, num_computed, self._windows, table, table.stride(0), table.stride(1),
+            self.batch_table, self.batch_table.stride(0), self.batch_table.stride(1),
+            num_requests, table.shape[2], BLOCK_SIZE=self._block_size, BLOCK=LANES,
         )  # fmt: skip
-        return self.batch_table[:padded_requests]
+        return self.batch_table[:, :padded_requests]
 
     def map_slots(self, query_start_loc: Tensor, positions: Tensor, num_requests: int) -> None:
         """Fill ``slot_mapping`` for the batch; everything behind its last real lane becomes -1."""
-        compute_slot_mapping[(num_requests + 1,)](
-            query_start_loc, positions, self.batch_table, self.batch_table.stride(0),
-            self.slot_mapping, num_requests, self.slot_mapping.numel(),
+        compute_slot_mapping[(num_requests + 1, self.num_groups)](
+            query_start_loc, positions, self.batch_table, self.batch_table.stride(0), self.batch_table.stride(1),
+            self.slot_mapping, num_requests, self.slot_mapping.shape[1],
             BLOCK_SIZE=self._block_size, BLOCK=LANES,
         )  # fmt: skip

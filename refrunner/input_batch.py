@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from .block_tables import BlockTables
 from .config import RunnerConfig
 from .device import Device
 from .kernels.input_prep import gather_input_ids, prepare_positions
+from .kv_groups import FULL_ATTENTION
 from .memory import padded
 from .request_states import RequestStates
 from .staging import PackedUpload
@@ -38,8 +40,8 @@ class InputBatch:
         input_ids: int32 [padded T].
         positions: int64 [padded T].
         seq_lens: int32 [padded N]; 0 for padding requests.
-        block_table: int32 [padded N, B].
-        slot_mapping: int64 [padded T]; -1 for padding lanes.
+        block_table: int32 [G, padded N, B], one table for each KV group.
+        slot_mapping: int64 [G, padded T]; -1 for padding lanes.
         last_lanes: int64 [N], lane of each request's last token, whose logits are sampled.
         sample_positions: int32 [N], number of tokens before the one drawn.
     """
@@ -97,7 +99,13 @@ class InputBatchBuilder:
     keep their addresses for the life of the runner, as captured graphs will need.
     """
 
-    def __init__(self, config: RunnerConfig, device: Device, vocab_size: int) -> None:
+    def __init__(
+        self,
+        config: RunnerConfig,
+        device: Device,
+        vocab_size: int,
+        windows: Sequence[int] = (FULL_ATTENTION,),
+    ) -> None:
         self._config = config
         tokens = padded(config.max_num_batched_tokens, config.pad_to)
         requests = padded(config.max_num_reqs, config.pad_to)
@@ -105,7 +113,7 @@ class InputBatchBuilder:
         self._positions = torch.zeros(tokens, dtype=torch.int64, device=device.torch_device)
         self._seq_lens = torch.zeros(requests, dtype=torch.int32, device=device.torch_device)
         self._query_start_loc = torch.zeros(requests + 1, dtype=torch.int32, device=device.torch_device)
-        self.block_tables = BlockTables(config, device, tokens, requests)
+        self.block_tables = BlockTables(config, device, tokens, requests, windows)
         if config.poison:
             # Valid ids, since the embedding reads padding lanes too; written once, refreshed by no kernel.
             self._poison_token, self._poison_position = vocab_size - 1, config.max_model_len - 1
@@ -135,7 +143,7 @@ class InputBatchBuilder:
         arrays: dict[str, NDArray[np.generic]] = {
             "rows": rows,
             "query_start_loc": query_start_loc,
-            "num_blocks": self.block_tables.num_blocks[rows],
+            "num_blocks": self.block_tables.num_blocks[:, rows],
             "last_lanes": query_start_loc[1 : len(lengths) + 1].astype(np.int64) - 1,
         }
         tickets = {name: upload.add(array) for name, array in arrays.items()}
@@ -154,7 +162,7 @@ class InputBatchBuilder:
             rows, query_start_loc, states.num_computed, states.total_len, states.last_sampled,
             states.token_ids, states.token_ids.stride(0), self._input_ids, self._config.max_model_len, BLOCK=LANES,
         )  # fmt: skip
-        block_table = self.block_tables.gather(rows, num_blocks, count, requests)
+        block_table = self.block_tables.gather(rows, num_blocks, states.num_computed, count, requests)
         self.block_tables.map_slots(query_start_loc, self._positions, count)
         return InputBatch(
             request_ids=layout.request_ids,
@@ -168,7 +176,7 @@ class InputBatchBuilder:
             positions=self._positions[: layout.padded_tokens],
             seq_lens=self._seq_lens[:requests],
             block_table=block_table,
-            slot_mapping=self.block_tables.slot_mapping[: layout.padded_tokens],
+            slot_mapping=self.block_tables.slot_mapping[:, : layout.padded_tokens],
             last_lanes=last_lanes,
             sample_positions=self._seq_lens[:count],
         )

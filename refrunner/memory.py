@@ -9,6 +9,7 @@ import torch
 
 from .config import RunnerConfig
 from .errors import ConfigurationError
+from .kv_groups import KVGroups
 from .models.config import LlamaConfig
 
 LARGEST_TENSOR = 2**63 - 1
@@ -26,10 +27,11 @@ def tensor_bytes(config: RunnerConfig, model: LlamaConfig) -> int:
     rows, columns = config.max_num_reqs, config.max_blocks_per_request
     requests, tokens = padded(rows, config.pad_to), padded(config.max_num_batched_tokens, config.pad_to)
     states = rows * (3 * 4 + 4 * config.max_model_len + 4 + 8)
-    tables = (rows + requests) * columns * 4 + tokens * 8
+    groups = KVGroups.of_layers(model.layer_windows)
+    tables = len(groups.windows) * ((rows + requests) * columns * 4 + tokens * 8)
     inputs = tokens * (4 + 8) + requests * 4
     slots = config.num_kv_blocks * config.block_size
-    cache = model.num_layers * 2 * slots * model.num_kv_heads * model.head_dim * config.torch_dtype.itemsize
+    cache = groups.layers_per_group * 2 * slots * model.num_kv_heads * model.head_dim * config.torch_dtype.itemsize
     return states + tables + inputs + cache
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from .errors import ConfigurationError, StepError
 from .input_batch import InputBatch, InputBatchBuilder
 from .invariants import check_invariants
 from .kernels.input_prep import post_update
+from .kv_groups import KVGroups
 from .memory import allocating
 from .models.config import LlamaConfig
 from .models.llama import LlamaModel
@@ -59,11 +61,12 @@ class ModelRunner:
         self._device = Device(config.device)
         kernels = config.attention == "triton"
         self._model = LlamaModel(model, tensors, self._device.torch_device, config.torch_dtype, kernels=kernels)
-        self._checker = StepChecker(config, model.vocab_size)
+        windows = KVGroups.of_layers(model.layer_windows).windows
+        self._checker = StepChecker(config, model.vocab_size, windows)
         with allocating(config, model):
             self._states = RequestStates(config, self._device, model.vocab_size)
             self._sampler = Sampler(config, self._device, model.vocab_size)
-            self._builder = InputBatchBuilder(config, self._device, model.vocab_size)
+            self._builder = InputBatchBuilder(config, self._device, model.vocab_size, windows)
             backend = TritonPagedAttention if config.attention == "triton" else TorchReferenceAttention
             self._attention: AttentionBackend = backend(config, model, self._device)
         self._ring = PinnedRing(self._device)
@@ -134,7 +137,7 @@ class ModelRunner:
 
     def _checked(self, step: Step) -> Step:
         tables = self._builder.block_tables
-        num_blocks = {name: int(tables.num_blocks[row]) for name, row in self._states.row_of.items()}
+        num_blocks = {name: tuple(tables.num_blocks[:, row].tolist()) for name, row in self._states.row_of.items()}
         return self._checker.check(step, self._computed, self._total, num_blocks, self._owners)
 
     def _remove_requests(self, step: Step) -> None:
@@ -154,9 +157,9 @@ class ModelRunner:
             self._sampler.add(self._states.add(request), request)
             self._computed[request.request_id] = request.num_computed_tokens
             self._total[request.request_id] = len(request.token_ids)
-        for request_id, (blocks,) in step.new_blocks.items():
-            self._builder.block_tables.append(self._states.row_of[request_id], blocks)
-            self._owners.update(dict.fromkeys(blocks, request_id))
+        for request_id, groups in step.new_blocks.items():
+            self._builder.block_tables.append(self._states.row_of[request_id], groups)
+            self._owners.update(dict.fromkeys(chain(*groups), request_id))
 
     def _forward(self, batch: InputBatch) -> Tensor:
         """Hidden states [padded T, hidden]."""

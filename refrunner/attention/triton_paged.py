@@ -35,20 +35,22 @@ class TritonPagedAttention(PagedCache):
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See :class:`AttentionBackend`."""
         assert self._batch is not None, "begin() comes before forward()"
-        batch, (keys, values) = self._batch, self.cache[layer]
+        batch, (keys, values) = self._batch, self.layer_cache(layer)
+        kv_group = self._groups.group_of_layer[layer]
+        table = batch.block_table[kv_group]
         lanes, width = query.shape[0], self._kv_heads * self._head_dim
         write_keys_and_values[(lanes,)](
-            key, key.stride(0), value, value.stride(0), batch.slot_mapping, keys, values, keys.stride(0),
+            key, key.stride(0), value, value.stride(0), batch.slot_mapping[kv_group], keys, values, keys.stride(0),
             WIDTH=width, BLOCK=_lanes(width),
         )  # fmt: skip
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         # Padding requests count too: none of them has lanes, and a captured graph may not know how many are real.
         group, requests = self._heads // self._kv_heads, batch.query_start_loc.shape[0] - 1
         attend_paged[(lanes, self._kv_heads)](
-            query, query.stride(0), keys, values, keys.stride(0), batch.block_table, batch.block_table.stride(0),
+            query, query.stride(0), keys, values, keys.stride(0), table, table.stride(0),
             batch.query_start_loc, batch.positions, out, requests, self._scale,
-            BLOCK_SIZE=self._block_size, HEADS=self._heads, GROUP=group, GROUP_LANES=_lanes(group),
-            HEAD_DIM=self._head_dim, DIM_LANES=_lanes(self._head_dim),
+            WINDOW=self._groups.windows[kv_group], BLOCK_SIZE=self._block_size, HEADS=self._heads,
+            GROUP=group, GROUP_LANES=_lanes(group), HEAD_DIM=self._head_dim, DIM_LANES=_lanes(self._head_dim),
             REQUEST_LANES=_lanes(requests), KEYS=KEYS,
         )  # fmt: skip
         return out

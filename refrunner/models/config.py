@@ -69,6 +69,8 @@ class LlamaConfig:
         tie_word_embeddings: the output projection is the embedding itself.
         bos_token_id: token that starts a text, if the model has one.
         eos_token_ids: tokens that end a text; may be empty.
+        sliding_windows: of each layer, how many tokens a position sees, its own included; 0 for all earlier ones. Empty
+            means full attention throughout.
 
     Raises:
         CheckpointError: a value has the wrong type, is out of range, or contradicts another.
@@ -87,6 +89,7 @@ class LlamaConfig:
     tie_word_embeddings: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    sliding_windows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -97,6 +100,7 @@ class LlamaConfig:
             raise _wrong("tie_word_embeddings", self.tie_word_embeddings, "must be true or false", "decides a weight")
         self._check_heads()
         self._check_special_tokens()
+        self._check_windows()
 
     def _check_heads(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -118,6 +122,19 @@ class LlamaConfig:
         for name, ids in (("bos_token_id", bos), ("eos_token_ids", self.eos_token_ids)):
             for token_id in ids:
                 _check_integer(name, token_id, 0, self.vocab_size - 1)
+
+    def _check_windows(self) -> None:
+        windows = self.sliding_windows
+        if not isinstance(windows, tuple) or len(windows) not in (0, self.num_layers):
+            rule = f"must be empty, or a tuple with a window for each of the {self.num_layers} layers"
+            raise _wrong("sliding_windows", windows, rule, "each layer attends in its own way")
+        for window in windows:
+            _check_integer("sliding_windows", window, 0, LARGEST_SIZE)
+
+    @property
+    def layer_windows(self) -> tuple[int, ...]:
+        """``sliding_windows`` with one entry a layer, also where the model has none."""
+        return self.sliding_windows or (0,) * self.num_layers
 
     @classmethod
     def from_hugging_face(cls, values: Mapping[str, Any]) -> LlamaConfig:
@@ -153,7 +170,13 @@ class LlamaConfig:
         )
 
     def to_hugging_face(self) -> dict[str, Any]:
-        """Return the content of a ``config.json`` that transformers 4 and 5 both read, JSON values only."""
+        """Return the content of a ``config.json`` that transformers 4 and 5 both read, JSON values only.
+
+        Raises:
+            CheckpointError: the model has sliding windows, which its Hugging Face namesake does not know.
+        """
+        if any(self.sliding_windows):
+            raise unsupported("sliding_windows", self.sliding_windows, "the Llama of transformers attends in full")
         eos: int | list[int] | None = list(self.eos_token_ids) or None
         return {
             "architectures": ["LlamaForCausalLM"],

@@ -71,6 +71,11 @@ class LlamaShape(Protocol):
         ...
 
     @property
+    def layer_windows(self) -> tuple[int, ...]:
+        """Tokens that a position sees in each layer, its own included; 0 for all earlier ones."""
+        ...
+
+    @property
     def max_position_embeddings(self) -> int:
         """Longest sequence."""
         ...
@@ -203,18 +208,25 @@ class LlamaOracle:
         """Which key (column) a query (row) may not see: bool [length, length], true after the query's position."""
         return torch.ones(length, length, dtype=torch.bool).triu(diagonal=1)
 
+    def below_window(self, length: int, window: int) -> Tensor:
+        """Which key (column) has fallen out of a query's (row's) window: bool [length, length]; none if it is 0."""
+        fallen = torch.ones(length, length, dtype=torch.bool).tril(diagonal=-window)
+        return fallen if window else torch.zeros_like(fallen)
+
     def _layer(self, index: int, hidden: Tensor, angles: Tensor) -> Tensor:
         prefix = f"model.layers.{index}"
-        hidden = hidden + self._attention(prefix, self._norm(f"{prefix}.input_layernorm", hidden), angles)
+        hidden = hidden + self._attention(index, self._norm(f"{prefix}.input_layernorm", hidden), angles)
         return hidden + self._mlp(prefix, self._norm(f"{prefix}.post_attention_layernorm", hidden))
 
-    def _attention(self, prefix: str, x: Tensor, angles: Tensor) -> Tensor:
+    def _attention(self, index: int, x: Tensor, angles: Tensor) -> Tensor:
+        prefix = f"model.layers.{index}"
+        hidden_keys = self.mask(len(x)) | self.below_window(len(x), self.config.layer_windows[index])
         group = self.config.num_heads // self.config.num_kv_heads
         query = self.rotate(self._heads(f"{prefix}.self_attn.q_proj", x), angles)
         key = self.rotate(self._heads(f"{prefix}.self_attn.k_proj", x), angles).repeat_interleave(group, dim=1)
         value = self._heads(f"{prefix}.self_attn.v_proj", x).repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", query, key) / self.config.head_dim**0.5
-        weights = scores.masked_fill(self.mask(len(x)), -torch.inf).softmax(dim=-1)
+        weights = scores.masked_fill(hidden_keys, -torch.inf).softmax(dim=-1)
         mixed = torch.einsum("hqk,khd->qhd", weights, value)
         return self._linear(f"{prefix}.self_attn.o_proj", mixed.flatten(1))
 
