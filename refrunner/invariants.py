@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import product
 
 from .api import InvariantViolation
 from .block_tables import BlockTables
@@ -60,12 +61,13 @@ def _blocks(states: RequestStates, tables: BlockTables) -> Iterator[InvariantVio
     """The device's block table holds what the host appended, and no block has two owners."""
     owners: dict[int, str] = {}
     device_table = tables.device_table().tolist()
-    for name, row in states.row_of.items():
-        blocks = list(tables.blocks_of(row))
-        if device_table[row][: len(blocks)] != blocks:
-            found = device_table[row][: len(blocks)]
-            yield InvariantViolation("block-table", f"row {row} holds {found} on the device, {blocks} on host", name)
-        for block in blocks:
+    for (name, row), group in product(states.row_of.items(), range(tables.num_groups)):
+        blocks = list(tables.blocks_of(row, group))
+        found = device_table[group][row][: len(blocks)]
+        if found != blocks:
+            detail = f"row {row} of group {group} holds {found} on the device, {blocks} on host"
+            yield InvariantViolation("block-table", detail, name)
+        for block in filter(None, blocks):
             if block in owners:
                 yield InvariantViolation("block-owner", f"block {block} belongs to {owners[block]} too", name)
             owners[block] = name
@@ -90,8 +92,8 @@ def _padding(batch: InputBatch) -> Iterator[InvariantViolation]:
     count, tokens = batch.num_requests, batch.num_tokens
     parts = {
         "seq_lens": (batch.seq_lens[count:], 0),
-        "block_table": (batch.block_table[count:, 0], NULL_BLOCK),
-        "slot_mapping": (batch.slot_mapping[tokens:], PAD_SLOT),
+        "block_table": (batch.block_table[:, count:], NULL_BLOCK),
+        "slot_mapping": (batch.slot_mapping[:, tokens:], PAD_SLOT),
     }
     for name, (values, neutral) in parts.items():
         if (values != neutral).any():

@@ -28,7 +28,7 @@ def tensor_bytes(config: RunnerConfig, model: LlamaConfig) -> int:
     requests, tokens = padded(rows, config.pad_to), padded(config.max_num_batched_tokens, config.pad_to)
     states = rows * (3 * 4 + 4 * config.max_model_len + 4 + 8)
     groups = KVGroups.of_layers(model.layer_windows)
-    tables = len(groups.windows) * ((rows + requests) * columns * 4 + tokens * 8)
+    tables = len(groups.windows) * ((rows + requests) * columns * 4 + tokens * 8 + 4)
     inputs = tokens * (4 + 8) + requests * 4
     slots = config.num_kv_blocks * config.block_size
     cache = groups.layers_per_group * 2 * slots * model.num_kv_heads * model.head_dim * config.torch_dtype.itemsize

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 from .api import NewRequest, Step
 from .config import NULL_BLOCK, RunnerConfig
 from .errors import StepError
+from .kv_groups import FULL_ATTENTION, blocks_below_window
 from .step_types import plain_step
 
 
 class StepChecker:
     """Checks steps against the live requests of one runner."""
 
-    def __init__(self, config: RunnerConfig, vocab_size: int) -> None:
+    def __init__(self, config: RunnerConfig, vocab_size: int, windows: Sequence[int] = (FULL_ATTENTION,)) -> None:
         self._config = config
         self._vocab_size = vocab_size
+        self._windows = tuple(windows)
 
     def check(
         self,
         step: Step,
         computed: Mapping[str, int],
         total: Mapping[str, int],
-        num_blocks: Mapping[str, int],
+        num_blocks: Mapping[str, Sequence[int]],
         owners: Mapping[int, str],
     ) -> Step:
         """Raise if the step breaks a rule.
@@ -31,7 +34,7 @@ class StepChecker:
             step: the scheduler's decision.
             computed: tokens computed so far of every live request, as the host counts them.
             total: tokens known of every live request, those drawn but not downloaded included.
-            num_blocks: KV blocks held by every live request.
+            num_blocks: length of every live request's block table, for each KV group.
             owners: the live request that holds each KV block in use.
 
         Returns:
@@ -49,15 +52,15 @@ class StepChecker:
         self._require_live(step.scheduled, live)
         self._require_live(step.new_blocks, live)
         self._check_capacity(step, live)
-        held = {name: num_blocks[name] if name in staying else 0 for name in live}
-        for name, groups in step.new_blocks.items():
-            self._check_blocks(name, groups, held[name])
-            held[name] += len(groups[0])
-        self._check_owners(step.new_blocks, staying, owners)
         computed = {**computed, **{request.request_id: request.num_computed_tokens for request in step.new}}
+        held = {name: num_blocks[name] if name in staying else (0,) * len(self._windows) for name in live}
+        for name, groups in step.new_blocks.items():
+            self._check_blocks(name, groups, held[name], computed[name])
+            held[name] = [count + len(blocks) for count, blocks in zip(held[name], groups, strict=True)]
+        self._check_owners(step.new_blocks, staying, owners)
         total = {**total, **{request.request_id: len(request.token_ids) for request in step.new}}
         for name, count in step.scheduled.items():
-            self._check_span(name, count, computed[name], total[name], held[name])
+            self._check_span(name, count, computed[name], total[name], min(held[name]))
         return step
 
     def _require_live(self, names: Iterable[str], live: Iterable[str]) -> None:
@@ -139,8 +142,8 @@ class StepChecker:
         for them: in a block that is still written to, one request overwrites the keys of the other.
         """
         taken: dict[int, str] = {}
-        for name, (blocks,) in new_blocks.items():
-            for block in blocks:
+        for name, groups in new_blocks.items():
+            for block in filter(None, chain(*groups)):
                 owner = taken.get(block) or owners.get(block)
                 if block in taken or owner in staying:
                     raise StepError(
@@ -151,17 +154,24 @@ class StepChecker:
                     )
                 taken[block] = name
 
-    def _check_blocks(self, name: str, groups: tuple[tuple[int, ...], ...], held: int) -> None:
-        config = self._config
-        last, columns = config.num_kv_blocks - 1, config.max_blocks_per_request
-        in_pool = len(groups) == 1 and all(NULL_BLOCK < block <= last for block in groups[0])
-        if not in_pool or held + len(groups[0]) > columns:
+    def _check_blocks(self, name: str, groups: tuple[tuple[int, ...], ...], held: Sequence[int], computed: int) -> None:
+        count, last, columns = len(self._windows), self._config.num_kv_blocks - 1, self._config.max_blocks_per_request
+        fits = len(groups) == count and all(
+            have + len(blocks) <= columns for have, blocks in zip(held, groups, strict=True)
+        )
+        if not fits or not all(
+            (block == NULL_BLOCK and index < blocks_below_window(window, computed, self._config.block_size))
+            or NULL_BLOCK < block <= last
+            for window, have, blocks in zip(self._windows, held, groups, strict=True)
+            for index, block in enumerate(blocks, have)
+        ):
             raise StepError(
-                f"new blocks {groups} of request {name!r}, which holds {held}",
-                f"one KV group, block ids in 1..{last}, and at most {columns} blocks for a request",
+                f"new blocks {groups} of request {name!r}, which holds {tuple(held)}",
+                f"one tuple for each KV group, here {count}, with block ids in 1..{last}, and at most {columns} blocks "
+                "for a request; block 0 only where all tokens have left a sliding window",
                 "block 0 is the null block, ids beyond the pool point outside the cache, and a longer table would "
                 "spill into the next request's row",
-                "one tuple of block ids from the pool, as many as the request's tokens need",
+                "block ids from the pool, as many as the request's tokens need",
             )
 
     def _check_span(self, name: str, count: int, computed: int, total: int, blocks: int) -> None:

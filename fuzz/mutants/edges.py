@@ -97,11 +97,11 @@ EDGES = (
     Mutation(
         "padding_clears_a_slot",
         "attention/torch_reference.py",
-        "        keys.index_copy_(0, self._slots, key)\n",
-        "        pad = self._batch.slot_mapping < 0\n"
-        "        self._slots = torch.where(pad, self._block_size, self._slots)\n"
+        "        keys.index_copy_(0, self._slots[group], key)\n",
+        "        pad = self._batch.slot_mapping[group] < 0\n"
+        "        self._slots[group] = torch.where(pad, self._block_size, self._slots[group])\n"
         "        key, value = key.masked_fill(pad[:, None, None], 0), value.masked_fill(pad[:, None, None], 0)\n"
-        "        keys.index_copy_(0, self._slots, key)\n",
+        "        keys.index_copy_(0, self._slots[group], key)\n",
         "padding lanes write zeros to the first slot of block 1",
     ),
     # The sampler on its own.

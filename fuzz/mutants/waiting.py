@@ -82,16 +82,16 @@ WAITING = (
         "attention/torch_reference.py",
         "        self._slots = batch.slot_mapping.clamp_min(NULL_BLOCK)\n",
         "        self._slots = batch.slot_mapping.clone()\n"
-        "        padding = (batch.slot_mapping < 0).nonzero()[:, 0]\n"
-        "        self._slots.index_fill_(0, padding, NULL_BLOCK)\n",
+        "        padding = (batch.slot_mapping[0] < 0).nonzero()[:, 0]\n"
+        "        self._slots.index_fill_(1, padding, NULL_BLOCK)\n",
         "padding lanes are looked for with nonzero",
     ),
     Mutation(
         "padding_removed_by_mask",
         "attention/torch_reference.py",
-        "        keys.index_copy_(0, self._slots, key)\n",
-        "        real = self._batch.slot_mapping >= 0\n"
-        "        keys.index_copy_(0, self._batch.slot_mapping[real], key[real])\n",
+        "        keys.index_copy_(0, self._slots[group], key)\n",
+        "        real = self._batch.slot_mapping[group] >= 0\n"
+        "        keys.index_copy_(0, self._batch.slot_mapping[group][real], key[real])\n",
         "keys of padding lanes are left out with a mask",
     ),
     Mutation(

@@ -124,14 +124,14 @@ class ReferenceRunner:
             return None
         count, tokens = batch.num_requests, batch.num_tokens
         used = [-(-int(length) // self._runner.config.block_size) for length in batch.host_seq_lens[:count]]
-        tables = batch.block_table[:count].tolist()
+        tables = batch.block_table[0, :count].tolist()
         return InputSnapshot(
             request_ids=batch.request_ids,
             rows=tuple(batch.rows.tolist()),
             query_start_loc=tuple(batch.query_start_loc[: count + 1].tolist()),
             input_ids=tuple(batch.input_ids[:tokens].tolist()),
             positions=tuple(batch.positions[:tokens].tolist()),
-            slot_mapping=tuple(batch.slot_mapping[:tokens].tolist()),
+            slot_mapping=tuple(batch.slot_mapping[0, :tokens].tolist()),
             seq_lens=tuple(batch.seq_lens[:count].tolist()),
             block_tables=tuple(tuple(table[:blocks]) for table, blocks in zip(tables, used, strict=True)),
             padding_tokens=len(batch.input_ids) - tokens,

@@ -88,8 +88,8 @@ DEAD_READS = {
     Mutation(
         "unused_slot_in_the_sum",
         "attention/torch_reference.py",
-        "self._context_slots.append(slots[:length])",
-        "self._context_slots.append(slots)",
+        "context.append(slots[:length])",
+        "context.append(slots)",
         "attention masks what a block does not hold yet by weight 0, and 0 times NaN is NaN",
     ): "MRV307",
 }

@@ -61,11 +61,14 @@ class Loops:
             heads.append([pair.real for pair in pairs] + [pair.imag for pair in pairs])
         return heads
 
-    def attention(self, name, normed, position):
+    def attention(self, layer, normed, position):
         config, size = self.config, self.config.head_dim
+        name = f"model.layers.{layer}.self_attn"
+        window = config.layer_windows[layer] or position + 1
+        seen = range(max(0, position + 1 - window), position + 1)
         queries = self.rotated(self.linear(f"{name}.q_proj", normed[position]), position)
-        keys = [self.rotated(self.linear(f"{name}.k_proj", normed[p]), p) for p in range(position + 1)]
-        values = [self.linear(f"{name}.v_proj", normed[p]) for p in range(position + 1)]
+        keys = [self.rotated(self.linear(f"{name}.k_proj", normed[p]), p) for p in seen]
+        values = [self.linear(f"{name}.v_proj", normed[p]) for p in seen]
         mixed = []
         for head, query in enumerate(queries):
             group = head // (config.num_heads // config.num_kv_heads)
@@ -85,7 +88,7 @@ class Loops:
         for layer in range(self.config.num_layers):
             name = f"model.layers.{layer}"
             normed = [self.norm(f"{name}.input_layernorm", x) for x in states]
-            added = [self.attention(f"{name}.self_attn", normed, p) for p in range(len(states))]
+            added = [self.attention(layer, normed, p) for p in range(len(states))]
             states = [[a + b for a, b in zip(x, y, strict=True)] for x, y in zip(states, added, strict=True)]
             added = [self.mlp(f"{name}.mlp", self.norm(f"{name}.post_attention_layernorm", x)) for x in states]
             states = [[a + b for a, b in zip(x, y, strict=True)] for x, y in zip(states, added, strict=True)]
@@ -102,6 +105,14 @@ def close(ours, theirs):
 def test_logits_are_those_of_scalar_loops(tied, kv_heads):
     config = dataclasses.replace(SHAPE, tie_word_embeddings=tied, num_kv_heads=kv_heads)
     close(model(config).logits(TOKENS), Loops(config, random_tensors(config, 0)).logits(TOKENS))
+
+
+@pytest.mark.parametrize("windows", [(1, 3), (3, 0), (2, 2), (9, 0)])
+def test_windows_are_those_of_scalar_loops(windows):
+    config = dataclasses.replace(SHAPE, sliding_windows=windows)
+    close(model(config).logits(TOKENS), Loops(config, random_tensors(config, 0)).logits(TOKENS))
+    if min(filter(None, windows)) < len(TOKENS):
+        assert (model(config).logits(TOKENS) - model().logits(TOKENS))[-1].abs().max() > 1e-3
 
 
 def test_a_wrong_loop_is_noticed():

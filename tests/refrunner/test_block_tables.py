@@ -11,14 +11,15 @@ from mrv2.refrunner.block_tables import BlockTables
 from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.device import Device
 from mrv2.refrunner.errors import StepError
+from mrv2.refrunner.kv_groups import blocks_below_window
 from mrv2.refrunner.staging import PackedUpload, PinnedRing
 
 ROWS, COLUMNS, BLOCK_SIZE, LANES = 4, 8, 4, 24
 
 
-def make_tables():
+def make_tables(windows=(0,)):
     config = RunnerConfig(max_num_reqs=ROWS, max_model_len=COLUMNS * BLOCK_SIZE, block_size=BLOCK_SIZE)
-    return BlockTables(config, Device("cpu"), LANES, ROWS)
+    return BlockTables(config, Device("cpu"), LANES, ROWS, windows)
 
 
 def flush(tables):
@@ -28,75 +29,119 @@ def flush(tables):
     tables.apply(upload)
 
 
-def gather(tables, rows, padded):
-    counts = torch.from_numpy(tables.num_blocks[rows])
-    return tables.gather(torch.tensor(rows, dtype=torch.int32), counts, len(rows), padded)
+def gather(tables, rows, padded, computed=None):
+    """The batch's table of every group, with nothing computed yet of any row, unless the test says so."""
+    counts = torch.from_numpy(np.ascontiguousarray(tables.num_blocks[:, rows]))
+    computed = torch.zeros(ROWS, dtype=torch.int32) if computed is None else torch.tensor(computed, dtype=torch.int32)
+    return tables.gather(torch.tensor(rows, dtype=torch.int32), counts, computed, len(rows), padded)
 
 
 def test_blocks_are_appended_across_flushes():
     tables = make_tables()
-    tables.append(1, [5, 6])
+    tables.append(1, [[5, 6]])
     flush(tables)
-    tables.append(1, [7])
-    tables.append(1, [])
-    tables.append(1, [8])
+    tables.append(1, [[7]])
+    tables.append(1, [[]])
+    tables.append(1, [[8]])
     flush(tables)
-    assert tables.device_table()[1, :4].tolist() == [5, 6, 7, 8]
+    assert tables.device_table()[0, 1, :4].tolist() == [5, 6, 7, 8]
     assert tables.blocks_of(1) == (5, 6, 7, 8)
-    assert tables.num_blocks.tolist() == [0, 4, 0, 0]
+    assert tables.num_blocks.tolist() == [[0, 4, 0, 0]]
 
 
 def test_a_cleared_row_says_what_it_held_and_starts_anew():
     tables = make_tables()
-    tables.append(2, [5, 6, 7])
+    tables.append(2, [[5, 6, 7]])
     flush(tables)
     assert tables.clear(2) == [5, 6, 7]
     assert tables.clear(2) == []
-    tables.append(2, [9])
+    tables.append(2, [[9]])
     flush(tables)
     assert tables.blocks_of(2) == (9,)
-    assert gather(tables, [2], 1)[0, 0] == 9
+    assert gather(tables, [2], 1)[0, 0, 0] == 9
 
 
 def test_a_row_that_changes_hands_within_one_flush():
     tables = make_tables()
-    tables.append(0, [1, 2, 3])
+    tables.append(0, [[1, 2, 3]])
     tables.clear(0)
-    tables.append(0, [4])
+    tables.append(0, [[4]])
     flush(tables)
-    assert tables.device_table()[0, 0] == 4
+    assert tables.device_table()[0, 0, 0] == 4
     assert tables.blocks_of(0) == (4,)
 
 
 def test_more_blocks_than_columns_are_refused():
     tables = make_tables()
-    tables.append(0, range(1, COLUMNS + 1))
+    tables.append(0, [range(1, COLUMNS + 1)])
     with pytest.raises(StepError, match="block table"):
-        tables.append(0, [99])
-    assert len(tables.blocks_of(0)) == tables.num_blocks[0] == COLUMNS
+        tables.append(0, [[99]])
+    assert len(tables.blocks_of(0)) == tables.num_blocks[0, 0] == COLUMNS
     flush(tables)
-    assert not tables.device_table()[1:].any()
+    assert not tables.device_table()[0, 1:].any()
 
 
 def test_gather_follows_the_batch_and_pads_with_the_null_block():
     tables = make_tables()
     tables.batch_table.fill_(77)
     for row in range(3):
-        tables.append(row, [10 * row + 1, 10 * row + 2])
+        tables.append(row, [[10 * row + 1, 10 * row + 2]])
     flush(tables)
-    table = gather(tables, [2, 0], padded=4)
+    (table,) = gather(tables, [2, 0], padded=4)
     assert table[:2, :2].tolist() == [[21, 22], [1, 2]]
-    assert table[2:, 0].tolist() == [0, 0]
+    assert table[2:].tolist() == [[0] * COLUMNS] * 2
 
 
 @pytest.mark.parametrize("lanes", [1, 4, 8])
 def test_tables_longer_than_a_kernel_block(monkeypatch, lanes):
     monkeypatch.setattr(module, "LANES", lanes)
     tables = make_tables()
-    tables.append(3, range(1, COLUMNS))
+    tables.append(3, [range(1, COLUMNS)])
     flush(tables)
-    assert gather(tables, [3], 1)[0].tolist() == [*range(1, COLUMNS), 0]
+    assert gather(tables, [3], 1)[0, 0].tolist() == [*range(1, COLUMNS), 0]
     check_slots(tables, [3], [5], [LANES - 2])
+
+
+def test_groups_have_tables_of_their_own():
+    tables = make_tables((0, 6))
+    tables.append(2, [[5, 6], [7]])
+    tables.append(0, [[1], []])
+    tables.append(2, [[], [8, 9]])
+    flush(tables)
+    assert tables.num_blocks.tolist() == [[1, 0, 2, 0], [0, 0, 3, 0]]
+    table = gather(tables, [2, 0], padded=3)
+    assert table[0, :2, :2].tolist() == [[5, 6], [1, 0]]
+    assert table[1, 0, :3].tolist() == [7, 8, 9]
+    assert not table[:, 2].any()
+    assert tables.clear(2) == [5, 6, 7, 8, 9]
+    assert (tables.blocks_of(0), tables.blocks_of(2, 1)) == ((1,), ())
+
+
+@pytest.mark.parametrize("window", [1, 3, 6, 8])
+@pytest.mark.parametrize("computed", [0, 3, 4, 7, 8, 13, 31])
+def test_blocks_below_the_window_read_as_the_null_block(window, computed):
+    """A block is null exactly if its last token lies below the window of the next position."""
+    tables = make_tables((0, window))
+    blocks = list(range(11, 11 + COLUMNS))
+    tables.append(1, [blocks, blocks])
+    flush(tables)
+    full, windowed = gather(tables, [1], 1, computed=[9, computed, 9, 9])[:, 0].tolist()
+    lowest = computed - window + 1
+    assert full == blocks
+    assert windowed == [0 if (index + 1) * BLOCK_SIZE - 1 < lowest else block for index, block in enumerate(blocks)]
+    assert windowed.count(0) == blocks_below_window(window, computed, BLOCK_SIZE)
+
+
+def test_slots_of_every_group():
+    tables = make_tables((0, 8))
+    tables.append(3, [[5, 6], [2, 9]])
+    flush(tables)
+    gather(tables, [3], 1, computed=[0, 0, 0, 3])
+    positions = torch.zeros(LANES, dtype=torch.int64)
+    positions[:3] = torch.tensor([3, 4, 5])
+    tables.map_slots(torch.tensor([0, 3], dtype=torch.int32), positions, 1)
+    padding = [-1] * (LANES - 3)
+    assert tables.slot_mapping.tolist() == [[23, 24, 25, *padding], [11, 36, 37, *padding]]
 
 
 def check_slots(tables, rows, starts, lengths):
@@ -104,7 +149,7 @@ def check_slots(tables, rows, starts, lengths):
     gather(tables, rows, len(rows))
     positions = np.concatenate([np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)])
     bounds = np.cumsum([0, *lengths]).astype(np.int32)
-    lanes = torch.zeros(tables.slot_mapping.numel(), dtype=torch.int64)
+    lanes = torch.zeros(LANES, dtype=torch.int64)
     lanes[: len(positions)] = torch.from_numpy(positions)
     tables.slot_mapping.fill_(12345)
     tables.map_slots(torch.from_numpy(bounds), lanes, len(rows))
@@ -113,13 +158,12 @@ def check_slots(tables, rows, starts, lengths):
         for row, start, length in zip(rows, starts, lengths, strict=True)
         for position in range(start, start + length)
     ]
-    padding = tables.slot_mapping.numel() - len(expected)
-    assert tables.slot_mapping.tolist() == expected + [-1] * padding
+    assert tables.slot_mapping.tolist() == [expected + [-1] * (LANES - len(expected))]
 
 
 def test_every_lane_behind_the_batch_is_padding():
     tables = make_tables()
-    tables.append(0, [3])
+    tables.append(0, [[3]])
     flush(tables)
     check_slots(tables, [0], [0], [1])
 
@@ -138,7 +182,7 @@ def test_slots_of_any_batch(batch, draw):
     free = draw.sample(range(1, 200), ROWS * COLUMNS)
     for row in range(ROWS):
         for _ in range(COLUMNS // 2):
-            tables.append(row, [free.pop(), free.pop()])
+            tables.append(row, [[free.pop(), free.pop()]])
         if draw.random() < 0.5:
             flush(tables)
     flush(tables)

@@ -37,6 +37,16 @@ def test_writing_and_reading_gives_the_same_configuration(config):
     assert LlamaConfig.from_hugging_face(json.loads(json.dumps(config.to_hugging_face()))) == config
 
 
+def test_sliding_windows_are_checked_and_have_no_hugging_face_form():
+    config = replace(TINY_CONFIG, sliding_windows=(8, 0))
+    assert (config.layer_windows, TINY_CONFIG.layer_windows) == ((8, 0), (0, 0))
+    for wrong in ((8,), (8, -1), (8, 1.5), [8, 0], 8):
+        with pytest.raises(CheckpointError, match="sliding_windows"):
+            replace(TINY_CONFIG, sliding_windows=wrong)
+    with pytest.raises(CheckpointError, match="sliding_windows"):
+        config.to_hugging_face()
+
+
 def test_rotary_base_is_read_from_both_layouts():
     old = without("rope_parameters") | {"rope_theta": 5e5}
     new = without("rope_theta") | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}

@@ -48,7 +48,7 @@ class Batches:
 
     def add(self, name, tokens, computed, blocks):
         row = self.states.add(NewRequest(name, tuple(tokens), 1, SamplingParams(), computed))
-        self.builder.block_tables.append(row, blocks)
+        self.builder.block_tables.append(row, [blocks])
         self.live[name] = Live(list(tokens), computed, list(blocks))
 
     def build(self, scheduled):
@@ -79,11 +79,11 @@ def check_real_lanes(batches, batch, scheduled):
     assert batch.input_ids[:tokens].tolist() == [r.tokens[p] for r, span in spans for p in span]
     assert batch.positions[:tokens].tolist() == [p for _, span in spans for p in span]
     slots = [r.blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for r, span in spans for p in span]
-    assert batch.slot_mapping[:tokens].tolist() == slots
+    assert batch.slot_mapping[0, :tokens].tolist() == slots
     assert batch.seq_lens[: len(spans)].tolist() == [span.stop for _, span in spans]
     assert batch.sample_positions.tolist() == [span.stop for _, span in spans]
     assert batch.last_lanes.tolist() == (bounds[1:] - 1).tolist()
-    for table, request in zip(batch.block_table.tolist(), live, strict=False):
+    for table, request in zip(batch.block_table[0].tolist(), live, strict=False):
         assert table[: len(request.blocks)] == request.blocks
 
 
@@ -94,10 +94,10 @@ def check_padding(batches, batch):
     assert batch.query_start_loc.tolist() == batch.host_query_start_loc.tolist()
     assert batch.seq_lens.tolist()[count:] == [0] * (requests - count)
     assert batch.seq_lens.tolist() == batch.host_seq_lens.tolist()
-    assert batch.block_table.shape[0] == requests
-    assert batch.block_table[count:, 0].tolist() == [0] * (requests - count)
-    assert batch.input_ids.shape == batch.positions.shape == batch.slot_mapping.shape == (lanes,)
-    assert batches.builder.block_tables.slot_mapping[tokens:].eq(-1).all()
+    assert batch.block_table.shape[1] == requests
+    assert not batch.block_table[:, count:].any()
+    assert batch.input_ids.shape == batch.positions.shape == batch.slot_mapping[0].shape == (lanes,)
+    assert batches.builder.block_tables.slot_mapping[:, tokens:].eq(-1).all()
     assert ((batch.input_ids >= 0) & (batch.input_ids < VOCAB)).all()
     assert ((batch.positions >= 0) & (batch.positions < LENGTH)).all()
     if batches.config.poison:

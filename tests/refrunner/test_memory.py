@@ -11,6 +11,7 @@ from mrv2.refrunner.engine import Engine
 from mrv2.refrunner.errors import ConfigurationError
 from mrv2.refrunner.memory import tensor_bytes
 from mrv2.refrunner.model_runner import ModelRunner
+from mrv2.refrunner.models.tiny import TINY_CONFIG, random_tensors
 
 
 def allocated(runner):
@@ -20,7 +21,7 @@ def allocated(runner):
     tables = (states._counters, states._token_ids, sampling._temperature, sampling._seeds, builder.block_tables._table)
     tensors = [table.gpu for table in tables]
     tensors += [builder._input_ids, builder._positions, builder._seq_lens, runner._attention.cache]
-    tensors += [builder.block_tables.batch_table, builder.block_tables.slot_mapping]
+    tensors += [builder.block_tables.batch_table, builder.block_tables.slot_mapping, builder.block_tables._windows]
     return sum(tensor.nbytes for tensor in tensors)
 
 
@@ -28,6 +29,13 @@ def allocated(runner):
 def test_bytes_are_counted_as_they_are_allocated(make_runner, checkpoint, settings):
     runner = make_runner(**settings)
     assert tensor_bytes(runner.config, checkpoint.config) == allocated(runner)
+
+
+@pytest.mark.parametrize("windows", [(8, 8, 0), (4, 8, 16), (3, 3, 3)])
+def test_bytes_of_layers_with_windows(windows):
+    model = replace(TINY_CONFIG, num_layers=3, sliding_windows=windows)
+    runner = ModelRunner(RunnerConfig(max_model_len=48), model, random_tensors(model, 0))
+    assert tensor_bytes(runner.config, model) == allocated(runner)
 
 
 @pytest.mark.parametrize("value", [10**12, 10**17, 10**30])

@@ -294,9 +294,9 @@ def test_invariants_hold_and_each_can_break(decoding):
     states.last_sampled[row] += 1
     assert broken_rules(decoding) == {"newest-token"}
     states.last_sampled[row] -= 1
-    tables.device_table()[row, 1] = 9
+    tables.device_table()[0, row, 1] = 9
     assert broken_rules(decoding) == {"block-table"}
-    tables.device_table()[row, 1] = 2
+    tables.device_table()[0, row, 1] = 2
     states.free_rows.append(row)
     assert broken_rules(decoding) == {"row-bijection"}
     states.free_rows.pop()

@@ -34,7 +34,7 @@ def _compiled():
     assert session.findings == []
 
 
-def problem(lengths, shape, dtype, block_size, padding=3, device="cpu"):
+def problem(lengths, shape, dtype, block_size, padding=3, device="cpu", window=0):
     """A batch in the middle of its life: what is in the cache, and the step's own queries, keys and values."""
     heads, kv_heads, dim = shape
     generator = torch.Generator().manual_seed(len(lengths) * dim)
@@ -53,7 +53,7 @@ def problem(lengths, shape, dtype, block_size, padding=3, device="cpu"):
     slots = table[owner, places // block_size].long() * block_size + places % block_size
     qkv = torch.randn(lanes + padding, heads + 2 * kv_heads, dim, generator=generator).to(dtype)
     config = RunnerConfig(block_size=block_size, num_kv_blocks=sum(counts) + 1, dtype=str(dtype)[6:], poison=True)
-    model = SimpleNamespace(num_layers=1, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim)
+    model = SimpleNamespace(layer_windows=(window,), num_heads=heads, num_kv_heads=kv_heads, head_dim=dim)
     backend = TritonPagedAttention(config, model, Device(device))
     past = torch.randn(2, sum(counts) * block_size + block_size, kv_heads, dim, generator=generator).to(dtype)
     for request, (before, _) in enumerate(lengths):
@@ -62,22 +62,22 @@ def problem(lengths, shape, dtype, block_size, padding=3, device="cpu"):
         backend.cache[0][:, at.to(device)] = past[:, at].to(device)
     batch = SimpleNamespace(
         num_requests=len(lengths),
-        block_table=table.to(device),
+        block_table=table.to(device)[None],
         query_start_loc=starts.to(device),
         positions=positions.long().to(device),
-        slot_mapping=torch.cat([slots, torch.full((padding,), -1)]).to(device),
+        slot_mapping=torch.cat([slots, torch.full((padding,), -1)]).to(device)[None],
     )
     return backend, batch, qkv, owner
 
 
-def dense(backend, batch, qkv, owner, block_size):
+def dense(backend, batch, qkv, owner, block_size, window):
     """The definition, in float64, token by token."""
     heads, kv_heads = backend._heads, backend._kv_heads
     keys, values = backend.cache[0].cpu().double()
     out = torch.zeros(len(qkv), heads, qkv.shape[2], dtype=torch.float64)
     for lane, request in enumerate(owner.tolist()):
-        place = torch.arange(int(batch.positions[lane]) + 1)
-        at = batch.block_table[request].cpu()[place // block_size].long() * block_size + place % block_size
+        place = torch.arange(int(batch.positions[lane]) + 1)[-window:]
+        at = batch.block_table[0, request].cpu()[place // block_size].long() * block_size + place % block_size
         for head in range(heads):
             key_head = head // (heads // kv_heads)
             score = keys[at, key_head] @ qkv[lane, head].double() * qkv.shape[2] ** -0.5
@@ -85,20 +85,22 @@ def dense(backend, batch, qkv, owner, block_size):
     return out
 
 
-def check(lengths, shape, dtype, block_size, device="cpu"):
-    backend, batch, qkv, owner = problem(lengths, shape, dtype, block_size, device=device)
+def check(lengths, shape, dtype, block_size, device="cpu", window=0):
+    backend, batch, qkv, owner = problem(lengths, shape, dtype, block_size, device=device, window=window)
     heads, kv_heads, _ = shape
     backend.begin(batch)
     moved = qkv.to(device)
     query, key, value = moved.split([heads, kv_heads, kv_heads], dim=1)
     got = backend.forward(0, query, key, value).cpu()
     real = len(owner)
-    slots = batch.slot_mapping[:real]
+    slots = batch.slot_mapping[0, :real]
     assert torch.equal(backend.cache[0][0, slots], key[:real])
     assert torch.equal(backend.cache[0][1, slots], value[:real])
     assert torch.count_nonzero(got[real:]) == 0
     bound = {torch.float32: 2e-6, torch.bfloat16: 2e-2}[dtype]
-    torch.testing.assert_close(got.double(), dense(backend, batch, qkv, owner, block_size), rtol=bound, atol=bound)
+    torch.testing.assert_close(
+        got.double(), dense(backend, batch, qkv, owner, block_size, window), rtol=bound, atol=bound
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -111,6 +113,11 @@ def test_equals_dense_attention(lengths, shape, dtype):
 @pytest.mark.parametrize("block_size", [1, 5, 32, 64])
 def test_block_sizes(block_size):
     check(BATCHES["mixed, chunked"], SHAPES["grouped"], torch.float32, block_size)
+
+
+@pytest.mark.parametrize("window", [1, 2, 17, 32, 1000])
+def test_windows(window):
+    check(BATCHES["mixed, chunked"], SHAPES["grouped"], torch.float32, 16, window=window)
 
 
 @pytest.mark.gpu

@@ -43,7 +43,7 @@ class PlainRunner:
             step,
             {name: row.computed for name, row in self.rows.items()},
             {name: row.tokens for name, row in self.rows.items()},
-            {name: len(row.blocks) for name, row in self.rows.items()},
+            {name: (len(row.blocks),) for name, row in self.rows.items()},
             {block: name for name, row in self.rows.items() for block in row.blocks},
         )
         for name in (*step.finished, *step.preempted):

@@ -37,7 +37,7 @@ def blocks(*ids):
 # State in which each step below arrives: "a" is decoding (6 of 7 tokens computed), "b" is in its prefill (4 of 9).
 COMPUTED = {"a": 6, "b": 4}
 TOTAL = {"a": 7, "b": 9}
-BLOCKS = {"a": 2, "b": 1}
+BLOCKS = {"a": (2,), "b": (1,)}
 OWNERS = {1: "a", 2: "a", 3: "b"}
 BEFORE = (
     Step(
@@ -94,10 +94,10 @@ REFUSED = {
     "block beyond the pool": Refused(
         Step(scheduled={"b": 1}, new_blocks={"b": blocks(25)}), r"new blocks \(\(25,\),\)"
     ),
-    "two KV groups": Refused(Step(scheduled={"b": 1}, new_blocks={"b": ((5,), (6,))}), "one KV group"),
-    "no KV group": Refused(Step(scheduled={"b": 1}, new_blocks={"b": ()}), "one KV group"),
+    "two KV groups": Refused(Step(scheduled={"b": 1}, new_blocks={"b": ((5,), (6,))}), "tuple for each KV group"),
+    "no KV group": Refused(Step(scheduled={"b": 1}, new_blocks={"b": ()}), "tuple for each KV group"),
     "bad block of an unscheduled request": Refused(Step(new_blocks={"b": blocks(25)}), r"new blocks \(\(25,\),\)"),
-    "two groups of an unscheduled request": Refused(Step(new_blocks={"b": ((5,), (6,))}), "one KV group"),
+    "two groups of an unscheduled request": Refused(Step(new_blocks={"b": ((5,), (6,))}), "tuple for each KV group"),
     "table longer than its row": Refused(Step(new_blocks={"b": blocks(*range(5, 17))}), "at most 12 blocks"),
     "block of another request": Refused(Step(new_blocks={"b": blocks(2)}), "new block 2 of request 'b': it belongs to"),
     "block that the request holds": Refused(Step(new_blocks={"b": blocks(3)}), "belongs to request 'b'"),
@@ -258,7 +258,7 @@ def test_an_accepted_step_runs(busy, case):
 def test_the_state_of_this_files_steps_is_the_runners(busy):
     assert (busy._computed, busy._total, busy._owners) == (COMPUTED, TOTAL, OWNERS)
     assert {
-        name: int(busy._builder.block_tables.num_blocks[row]) for name, row in busy._states.row_of.items()
+        name: tuple(busy._builder.block_tables.num_blocks[:, row]) for name, row in busy._states.row_of.items()
     } == BLOCKS
 
 

@@ -447,11 +447,14 @@ RUNNER = {
     "sample_blocks": _sampler_case(gumbel.sample_blocks, ("logits_stride", "vocab_size", "num_blocks"), BLOCK=64),
     "combine_blocks": _sampler_case(gumbel.combine_blocks, ("num_blocks",), BLOCKS=8),
     "gather_block_tables": _runner_case(
-        block_table.gather_block_tables, ("block_table_stride", "batch_table_stride", "num_requests"), BLOCK=16
+        block_table.gather_block_tables,
+        ("group_stride", "block_table_stride", "batch_group_stride", "batch_table_stride", "num_requests", "columns"),
+        BLOCK_SIZE=16,
+        BLOCK=16,
     ),
     "compute_slot_mapping": _runner_case(
         block_table.compute_slot_mapping,
-        ("batch_table_stride", "num_requests", "capacity"),
+        ("batch_group_stride", "batch_table_stride", "num_requests", "capacity"),
         ("positions_ptr", "slot_mapping_ptr"),
         BLOCK_SIZE=16,
         BLOCK=64,
