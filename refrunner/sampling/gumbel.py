@@ -51,8 +51,10 @@ def sample(
     count, vocab_size = logits.shape
     block = block_size or _block_size(logits)
     num_blocks = -(-vocab_size // block)
-    best = torch.empty(4, count, num_blocks, dtype=torch.float32, device=logits.device)
-    best_score, best_logit, max_logit, sum_exp = best
+    # Not parts of one tensor: their alignment would change with the batch, and the kernel would be compiled anew.
+    best_score, best_logit, max_logit, sum_exp = (
+        torch.empty(count, num_blocks, dtype=torch.float32, device=logits.device) for _ in range(4)
+    )
     best_token = torch.empty(count, num_blocks, dtype=torch.int32, device=logits.device)
     token_ids = torch.empty(count, dtype=torch.int32, device=logits.device)
     logprobs = torch.empty(count, dtype=torch.float32, device=logits.device)

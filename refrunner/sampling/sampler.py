@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..api import NewRequest
@@ -54,3 +55,13 @@ class Sampler:
             states: the state table as it was before the step.
         """
         return sample(logits, batch.rows, batch.sample_positions, self._tables.temperature, self._tables.seeds)
+
+    def warm_up(self, logits: Tensor) -> SamplerOutput:
+        """Launch every kernel of the sampler once, for rows of nobody; no row's state changes.
+
+        Args:
+            logits: float32 [n, V].
+        """
+        self._tables.warm_up()
+        nobody = torch.zeros(logits.shape[0], dtype=torch.int32, device=logits.device)
+        return sample(logits, nobody, nobody, self._tables.temperature, self._tables.seeds)

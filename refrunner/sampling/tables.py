@@ -56,6 +56,11 @@ class SamplingTables:
         for table in (self._temperature, self._seeds):
             table.apply(upload)
 
+    def warm_up(self) -> None:
+        """Load the kernels of ``apply``; nothing changes."""
+        for table in (self._temperature, self._seeds):
+            table.warm_up()
+
 
 def _as_int64(seed: int) -> int:
     """The same 64 bits as a signed number."""
