@@ -63,7 +63,7 @@ def effects_of(module: Module) -> KernelEffects:
     Args:
         module: as read; ``compiled.asm["ttir"]`` of a launch on a GPU may be read too.
     """
-    return _Analysis(module).result()
+    return _Accesses(module).result()
 
 
 #: Stands for all memory that no argument names.
@@ -78,7 +78,7 @@ _ESCAPE = Effects(escapes=True)
 _ANYTHING = _UPDATE | _ESCAPE
 
 #: What each access does through its first operand.
-_ACCESSES: Mapping[str, Effects] = {
+ACCESSES: Mapping[str, Effects] = {
     "tt.load": _READ,
     "tt.store": _WRITE,
     "tt.atomic_rmw": _UPDATE,
@@ -109,35 +109,36 @@ _CARRIERS: Mapping[str, slice] = {
 
 
 @dataclass
-class _Analysis:
-    """Roots of all values of a module, computed when it is made."""
+class Flow:
+    """Roots of all values of a module, computed when it is made: the arguments that an address may derive from.
+
+    Attributes:
+        module: as given.
+        roots: of each value that has any; ``None`` among them stands for memory.
+    """
 
     module: Module
     roots: dict[Value, _Roots] = field(default_factory=dict)
-    found: dict[Value | None, Effects] = field(default_factory=dict)
     changed: bool = True
 
     def __post_init__(self) -> None:
         for argument in self.module.kernel.arguments:
             if _is_address(argument.type):
                 self.roots[argument] = frozenset({argument})
+        self.settle()
+
+    def settle(self) -> None:
+        """Follow all values until nothing changes."""
         while self.changed:
             self.changed = False
             for function in self.module.functions.values():
                 for operation in function.body.walk():
                     self._propagate(operation, function)
 
-    def result(self) -> KernelEffects:
-        """The effects, once the roots are known."""
-        for function in self.module.functions.values():
-            for operation in function.body.walk():
-                self._collect(operation)
-        of_arguments = (self.found.get(value, Effects()) for value in self.module.kernel.arguments)
-        return KernelEffects(tuple(of_arguments), self.found.get(_ELSEWHERE, Effects()))
-
     # Where addresses go
 
-    def _of(self, values: Iterable[Value]) -> _Roots:
+    def of(self, values: Iterable[Value]) -> _Roots:
+        """All roots of some values."""
         return _NONE.union(*(self.roots.get(value, _NONE) for value in values))
 
     def _flow(self, source: _Roots, targets: Iterable[Value]) -> None:
@@ -160,14 +161,18 @@ class _Analysis:
             self._loop(operation)
         elif operation.regions:
             self._regions(operation)
-        elif name in _ACCESSES:
+        elif name in ACCESSES:
             self._flow(frozenset({_ELSEWHERE}), operation.results)
         else:
-            self._flow(self._computed(operation), (value for value in operation.results if not _is_bool(value.type)))
+            self._flow(self.computed(operation), self.carrying(operation))
 
-    def _computed(self, operation: Operation) -> _Roots:
-        """Roots of the results of an operation without memory or regions."""
-        carried = self._of(operation.operands[_CARRIERS.get(operation.name, slice(None))])
+    def carrying(self, operation: Operation) -> Iterable[Value]:
+        """Results of an operation without memory or regions that have roots."""
+        return (value for value in operation.results if not _is_bool(value.type))
+
+    def computed(self, operation: Operation) -> _Roots:
+        """The roots of those results."""
+        carried = self.of(operation.operands[_CARRIERS.get(operation.name, slice(None))])
         unknown = _is_foreign(operation) or (operation.name == "tt.int_to_ptr" and not carried)
         return carried | {_ELSEWHERE} if unknown else carried
 
@@ -200,7 +205,7 @@ class _Analysis:
 
     def _regions(self, operation: Operation) -> None:
         """Conditionals; and reductions, scans and maps, whose functions may return any of what they take."""
-        passed = self._of(operation.operands) if operation.name.startswith("tt.") else _NONE
+        passed = self.of(operation.operands) if operation.name.startswith("tt.") else _NONE
         for region in operation.regions:
             for block in region.blocks:
                 self._flow(passed, block.arguments if operation.name.startswith("tt.") else ())
@@ -208,14 +213,27 @@ class _Analysis:
                 if end.name == "scf.yield":
                     self._pairwise(end.operands, operation.results)
                 elif end.name.endswith(".return") and end.name != "tt.return":
-                    self._flow(self._of(end.operands), operation.results)
+                    self._flow(self.of(end.operands), operation.results)
 
-    # What is done with them
+
+@dataclass
+class _Accesses(Flow):
+    """What is done with the addresses."""
+
+    found: dict[Value | None, Effects] = field(default_factory=dict)
+
+    def result(self) -> KernelEffects:
+        """The effects, once the roots are known."""
+        for function in self.module.functions.values():
+            for operation in function.body.walk():
+                self._collect(operation)
+        of_arguments = (self.found.get(value, Effects()) for value in self.module.kernel.arguments)
+        return KernelEffects(tuple(of_arguments), self.found.get(_ELSEWHERE, Effects()))
 
     def _collect(self, operation: Operation) -> None:
         name, operands = operation.name, operation.operands
-        if name in _ACCESSES:
-            self._found(operands[:1], _ACCESSES[name])
+        if name in ACCESSES:
+            self._found(operands[:1], ACCESSES[name])
             self._found(operands[1:], _ESCAPE)
         elif _is_foreign(operation):
             self._found(operands, _ANYTHING)
@@ -224,7 +242,7 @@ class _Analysis:
             self._found(operands, _ESCAPE)
 
     def _found(self, values: Iterable[Value], effects: Effects) -> None:
-        for root in self._of(values):
+        for root in self.of(values):
             if root is _ELSEWHERE and effects == _ESCAPE:
                 continue
             self.found[root] = self.found.get(root, Effects()) | effects

@@ -18,7 +18,7 @@ from .tensor import DeviceTensor, face_of
 #: Operators that index: their first argument is a table, the second a list of indices.
 INDEXING = frozenset({"aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_"})
 #: Operators that touch, of one argument, only what an index names: (argument read in part, argument written in part).
-_PARTIAL: dict[str, tuple[int | None, int | None]] = {
+PARTIAL: dict[str, tuple[int | None, int | None]] = {
     "aten::index": (0, None), "aten::index_select": (0, None), "aten::gather": (0, None), "aten::take": (0, None),
     "aten::embedding": (0, None), "aten::index_put_": (None, 0), "aten::_index_put_impl_": (None, 0),
     "aten::scatter_": (None, 0), "aten::scatter_add_": (None, 0), "aten::scatter_reduce_": (None, 0),
@@ -212,7 +212,7 @@ class Touched:
     def __init__(self, call: Call) -> None:
         operator = call.operator
         written = call.written() if operator.mutates else ()
-        partial_read, partial_write = _PARTIAL.get(operator.schema_name, (None, None))
+        partial_read, partial_write = PARTIAL.get(operator.schema_name, (None, None))
         found: tuple[list[int], ...] = ([], [], [], [])
         for index, (tensor, raw) in enumerate(zip(call.tensors, call.plain, strict=True)):
             if type(tensor) is not DeviceTensor:

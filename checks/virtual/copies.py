@@ -134,7 +134,7 @@ class Copies:
         if layout.nbytes == 0:
             return
         block = self._pinned_block(source)
-        rule = _rule(Direction.UPLOAD, block, layout, target.layout, non_blocking)
+        rule = copy_rule(Direction.UPLOAD, block, layout, target.layout, non_blocking)
         self._refuse_in_capture(rule)
         if rule.source is HostRead.AT_CALL:
             operation = self._upload_staged(target, source, layout, rule)
@@ -166,7 +166,7 @@ class Copies:
         run = _mover(target.raw, alias)
         guard = self._runtime.upload_guard
         prepare = None if guard is None else lambda: _after(guard(alias, "aten.copy_"), run)
-        owned = _owned_by_allocator(block, source)
+        owned = owned_by_allocator(block, source)
         operation = self._runtime.enqueue(
             "aten.copy_", OperationKind.COPY_TO_DEVICE, run, layout.ranges(source.data_ptr()), target.ranges,
             protected=owned, prepare=prepare,
@@ -180,10 +180,10 @@ class Copies:
         if layout.nbytes == 0:
             return
         block = self._pinned_block(target)
-        rule = _rule(Direction.DOWNLOAD, block, layout, source.layout, non_blocking)
+        rule = copy_rule(Direction.DOWNLOAD, block, layout, source.layout, non_blocking)
         self._refuse_in_capture(rule)
         alias = target if block is None else _over(block, target.data_ptr(), layout)
-        owned = block is not None and _owned_by_allocator(block, target)
+        owned = block is not None and owned_by_allocator(block, target)
         operation = self._runtime.enqueue(
             "aten.copy_", OperationKind.COPY_TO_HOST, _mover(alias, source.raw), source.ranges,
             layout.ranges(target.data_ptr()), protected=owned,
@@ -284,13 +284,14 @@ def _not_pinned(subject: str) -> VirtualDeviceError:
     )
 
 
-def _rule(direction: Direction, block: Block | None, host: Layout, device: Layout, non_blocking: bool) -> CopyRule:
+def copy_rule(direction: Direction, block: Block | None, host: Layout, device: Layout, non_blocking: bool) -> CopyRule:
+    """The row of the table for a copy between host memory, in a pinned block or pageable, and the device."""
     same = host.stride == device.stride and host.dtype is device.dtype and host.shape == device.shape
     whole = one_transfer(contiguous=host.contiguous, dense=host.dense, same_layout=same)
     return COPIES[direction, HostMemory.PAGEABLE if block is None else HostMemory.PINNED, whole, non_blocking]
 
 
-def _owned_by_allocator(block: Block, tensor: Tensor) -> bool:
+def owned_by_allocator(block: Block, tensor: Tensor) -> bool:
     """Whether torch's host allocator learns of a copy: the storage is its own, or the pointer is that of the block."""
     return tensor.untyped_storage()._cdata == block.storage or tensor.data_ptr() == block.base
 

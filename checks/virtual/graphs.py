@@ -169,7 +169,7 @@ class Captures:
             self._runtime.generators.broken = True
             if capture.lost:
                 raise RuntimeError(_LOST)
-            self._runtime.sink.report(_unjoined(unjoined, self._runtime.step))
+            self._runtime.sink.report(unjoined_branches(unjoined, self._runtime.step))
             raise RuntimeError("CUDA error: capturing stream has unjoined work")
         self._runtime.generators.broken = False
         return capture
@@ -199,24 +199,27 @@ class Captures:
 
     def _refuse(self, capture: Capture, name: str, verdict: InCapture) -> NoReturn:
         capture.lost |= verdict is InCapture.FATAL
-        self._report_sync(name, "lost" if capture.lost else "goes on")
+        finding = sync_in_capture(name, "lost" if capture.lost else "goes on", self._runtime.step)
+        self._runtime.sink.report(finding)
         raise RuntimeError(f"{_NOT_PERMITTED} ({name})" if capture.lost else _UNPINNED)
 
-    def _report_sync(self, name: str, capture: str) -> None:
-        finding = Finding(
-            code="MRV502",
-            verdict=Verdict.VIOLATION,
-            soundness=Soundness.SOUND,
-            title=f"{name} makes the host wait during a graph capture",
-            where=sites(program_stack()),
-            evidence={"call": name, "capture": capture},
-            remedy="move it out of the capture, or use pinned memory and non_blocking=True",
-            step=self._runtime.step,
-        )
-        self._runtime.sink.report(finding)
+
+def sync_in_capture(name: str, capture: str, step: int | None) -> Finding:
+    """A call made the host wait during a capture, which is lost by it or goes on."""
+    return Finding(
+        code="MRV502",
+        verdict=Verdict.VIOLATION,
+        soundness=Soundness.SOUND,
+        title=f"{name} makes the host wait during a graph capture",
+        where=sites(program_stack()),
+        evidence={"call": name, "capture": capture},
+        remedy="move it out of the capture, or use pinned memory and non_blocking=True",
+        step=step,
+    )
 
 
-def _unjoined(queues: Sequence[Queue], step: int | None) -> Finding:
+def unjoined_branches(queues: Sequence[Queue], step: int | None) -> Finding:
+    """A capture ended though its first stream did not wait for these."""
     names = [queue.name for queue in queues]
     return Finding(
         code="MRV503",
@@ -309,7 +312,7 @@ class CUDAGraph:
         for key, (block, node) in list(capture.external.items()):
             if block.freed:
                 del capture.external[key]  # said once for each graph
-                self._runtime.sink.report(_stale(block, node, stack, self._runtime.step))
+                self._runtime.sink.report(stale_address(block, node, stack, self._runtime.step))
 
     def reset(self) -> None:
         """Forget the capture and give its memory back, once the tensors in it are dropped as well."""
@@ -364,7 +367,8 @@ class _Remains:
         self._graph._give_back()
 
 
-def _stale(block: Block, node: Node, stack: Stack, step: int | None) -> Finding:
+def stale_address(block: Block, node: Node, stack: Stack, step: int | None) -> Finding:
+    """A replay, asked for at ``stack``, of work on a block that was freed since the capture."""
     assert node.work is not None
     memory = {"space": block.space.value, "size": block.size, "label": block.label}
     return Finding(

@@ -19,7 +19,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -129,18 +129,33 @@ def _dropped(block: Block) -> None:
         memory.drops.append((block, memory.runtime.known_host_lane(), program_stack(DROP_FRAMES)))
 
 
-class BlockMap:
+class Placed(Protocol):
+    """Something that lies in memory."""
+
+    base: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """One past the last address."""
+        ...
+
+
+_Placed = TypeVar("_Placed", bound=Placed)
+
+
+class BlockMap(Generic[_Placed]):
     """The blocks by address."""
 
     def __init__(self) -> None:
         self._bases: list[int] = []
         self._bounds = array("Q")  # base and end of each block, in the order of the bases
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, _Placed] = {}
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[_Placed]:
         return iter([*self._blocks.values()])
 
-    def place(self, block: Block) -> None:
+    def place(self, block: _Placed) -> None:
         """Add a block; those it overlaps are stale and go, so that no address has two owners."""
         bases, blocks, base = self._bases, self._blocks, block.base
         index = bisect.bisect_left(bases, base)
@@ -158,7 +173,7 @@ class BlockMap:
         del self._bounds[2 * index : 2 * index + 2]
         return self._bases.pop(index)
 
-    def find(self, address: int) -> Block | None:
+    def find(self, address: int) -> _Placed | None:
         """The block that holds an address."""
         index = bisect.bisect_right(self._bases, address) - 1
         if index >= 0:
@@ -167,7 +182,7 @@ class BlockMap:
                 return block
         return None
 
-    def remove(self, block: Block) -> None:
+    def remove(self, block: _Placed) -> None:
         """Forget a block, unless it has gone already."""
         if self._blocks.get(block.base) is block:
             del self._blocks[block.base]
@@ -196,7 +211,7 @@ class Memory:
 
     def __init__(self, runtime: Runtime, poison: Poison) -> None:
         self.runtime = runtime
-        self.blocks = BlockMap()
+        self.blocks: BlockMap[Block] = BlockMap()
         self.allocations = 0
         self.pinned_blocks = 0
         self.allocated = 0

@@ -1,0 +1,421 @@
+"""ATen operators on a real device: what each is about to touch is told, and then it is called.
+
+An operator is told before it is called, so that a wait inside of it comes after it. What its results lie in is known
+only afterwards: until then it is open. Host operators on pinned memory pass through here as well: they are accesses of
+the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..events import ByteRange, OperationKind, Stack
+from ..semantics import Direction, HostRead, Waits
+from ..virtual.calls import PARTIAL
+from ..virtual.copies import copy_rule, owned_by_allocator
+from ..virtual.inference import Operator, operator_of
+from ..virtual.layouts import layout_of
+from ..virtual.queues import Queue, Work
+from ..virtual.stacks import program_stack
+from .recorder_memory import Block
+
+if TYPE_CHECKING:
+    from .recorder_runtime import CudaRuntime
+
+_aten = torch.ops.aten
+
+
+class Touched:
+    """What one operator touches: bytes by the kind of access, and the results that it allocates."""
+
+    __slots__ = ("kind", "possible_reads", "possible_writes", "protected", "reads", "waits", "writes")
+
+    def __init__(self) -> None:
+        self.reads: list[ByteRange] = []
+        self.writes: list[ByteRange] = []
+        self.possible_reads: list[ByteRange] = []
+        self.possible_writes: list[ByteRange] = []
+        self.kind = OperationKind.KERNEL
+        self.protected = False
+        self.waits = False
+
+    def add(self, tensor: Tensor, *, write: bool, partly: bool = False) -> None:
+        """A tensor is read or written, or only some of it."""
+        if tensor.is_contiguous():
+            low, size = tensor.data_ptr(), tensor.nbytes
+            if size == 0:
+                return
+            ranges: Sequence[ByteRange] = ((low, low + size),)
+        else:
+            layout = layout_of(tensor)
+            ranges, partly = layout.ranges(tensor.data_ptr()), partly or not layout.exact
+        if partly:
+            (self.possible_writes if write else self.possible_reads).extend(ranges)
+        else:
+            (self.writes if write else self.reads).extend(ranges)
+
+    def work(self, name: str, *, open: bool = False) -> Work:  # noqa: A002 - the contract's name
+        """As an operation."""
+        return Work(
+            name, self.kind, None, self.reads, self.writes, self.possible_reads, self.possible_writes, True,
+            self.protected, open,
+        )  # fmt: skip
+
+
+class Operators:
+    """Tells of operator calls.
+
+    Args:
+        runtime: the recorder.
+    """
+
+    def __init__(self, runtime: CudaRuntime) -> None:
+        self._runtime = runtime
+        special: tuple[tuple[Any, Callable[[Any, Any, Any], Any]], ...] = (
+            (_aten.copy_.default, self._copy),
+            (_aten._to_copy.default, self._to_copy),
+            (_aten._foreach_copy_.default, self._foreach_copy),
+            (_aten.record_stream.default, self._record_stream),
+        )
+        #: By identity: to hash an operator would take a call of torch's Python.
+        self._special = {id(func): handler for func, handler in special}
+
+    def dispatch(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """One operator call; returns what the program gets."""
+        if not self._runtime.active:
+            return func(*args, **kwargs)
+        special = self._special.get(id(func))
+        if special is not None:
+            return special(func, args, kwargs)
+        operator = operator_of(func)
+        if operator.view:
+            if not operator.composite:
+                return func(*args, **kwargs)
+        elif not operator.composite:
+            return self._call(operator, func, args, kwargs)
+        return self._decompose(operator, func, args, kwargs)
+
+    def _decompose(self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """In inference mode composite operators arrive whole, and some of them look like views but are not."""
+        with self._runtime.thread_mode():
+            result = func.decompose(*args, **kwargs)
+        return self._call(operator, func, args, kwargs) if result is NotImplemented else result
+
+    def _call(self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        tensors = tensors_in(args, kwargs)
+        is_on_device = self._runtime.backend.is_on_device
+        for tensor in tensors:
+            if is_on_device(tensor):
+                return self._on_device(operator, func, args, kwargs, tensors)
+        device = kwargs.get("device") if operator.factory else None
+        if device is not None and torch.device(device).type == "cuda":
+            return self._on_device(operator, func, args, kwargs, tensors)
+        return self._on_host(operator, func, args, kwargs, tensors)
+
+    # Host
+
+    def _on_host(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor]
+    ) -> Any:
+        """On tracked memory it is an access of the host."""
+        runtime = self._runtime
+        if not operator.metadata:
+            written = self._written(operator, args, kwargs)
+            for tensor in tensors:
+                if tensor.layout is torch.strided and runtime.find_block(tensor.data_ptr()) is not None:
+                    ranges = layout_of(tensor).ranges(tensor.data_ptr())
+                    runtime.host_access(ranges, write=id(tensor) in written, name=operator.name)
+        result = func(*args, **kwargs)
+        if kwargs.get("pin_memory") or operator.schema_name in _PINNING:
+            with runtime.lock:
+                runtime.memory.settle()
+                runtime.memory.made(result, runtime.current_queue(), program_stack(), pinned=True)
+        return result
+
+    # Device
+
+    def _on_device(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor]
+    ) -> Any:
+        runtime = self._runtime
+        stack = program_stack()
+        with runtime.lock:
+            runtime.memory.settle()
+            touched = self._touched(operator, args, kwargs, tensors, stack)
+        return self._run(operator, func, args, kwargs, touched, stack)
+
+    def _touched(
+        self, operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor], stack: Stack
+    ) -> Touched:
+        """What it reads and writes of its arguments."""
+        touched, memory = Touched(), self._runtime.memory
+        is_on_device = self._runtime.backend.is_on_device
+        written = self._written(operator, args, kwargs) if operator.mutates else ()
+        partial_read, partial_write = PARTIAL.get(operator.schema_name, _WHOLE)
+        for index, tensor in enumerate(tensors):
+            write = id(tensor) in written
+            if operator.metadata and not write:
+                continue
+            if is_on_device(tensor):
+                memory.seen(tensor, stack)
+                touched.add(tensor, write=write, partly=index == (partial_write if write else partial_read))
+            elif memory.seen(tensor, stack) is not None:
+                # A host tensor among device tensors is read at the call, a 0-dim operand as well as an index.
+                self._runtime.host_access(layout_of(tensor).ranges(tensor.data_ptr()), write=False, name=operator.name)
+        return touched
+
+    def _written(self, operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> set[int]:
+        """Identities of the tensors that it writes."""
+        found: set[int] = set()
+        for index, name in operator.writes:
+            value = args[index] if index < len(args) else kwargs.get(name)
+            if isinstance(value, Tensor):
+                found.add(id(value))
+            elif value is not None:
+                found.update(map(id, value))
+        return found
+
+    def _run(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any], touched: Touched, stack: Stack
+    ) -> Any:
+        """Tell it, call it, tell of its results."""
+        runtime = self._runtime
+        queue = runtime.current_queue()
+        if operator.allocates:
+            result = func(*args, **kwargs)
+            with runtime.lock:
+                runtime.memory.settle()
+                self._results(result, queue, stack)
+            return result
+        if queue.capture is not None:
+            return self._captured(operator, func, args, kwargs, touched, queue)
+        fresh = not operator.mutates or operator.takes_out
+        with runtime.lock:
+            number = runtime.tell(queue, touched.work(operator.name, open=fresh), stack)
+        runtime.pace.before(stack, runtime.backend)
+        here = runtime.here
+        outer, here.inside = here.inside, operator.name
+        try:
+            result = func(*args, **kwargs)
+            if fresh:
+                with runtime.lock:
+                    runtime.memory.settle()
+                    ranges = self._results(result, queue, stack)
+                    if ranges:
+                        runtime.sink.access(number, ranges, write=True)
+        finally:
+            here.inside = outer
+            if fresh:
+                with runtime.lock:
+                    runtime.sink.close(number)
+        if touched.waits:
+            runtime.order.waited_inside(queue, operator.name)
+        runtime.pace.after(runtime.backend)
+        return result
+
+    def _captured(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any], touched: Touched, queue: Queue
+    ) -> Any:
+        """It is written down, not enqueued."""
+        runtime = self._runtime
+        with runtime.inside(operator.name):
+            result = func(*args, **kwargs)
+        with runtime.lock:
+            runtime.memory.settle()
+            if not operator.mutates:
+                touched.writes += self._results(result, queue, program_stack())
+            if queue.capture is not None and not queue.capture.lost:
+                queue.capture.add(queue, touched.work(operator.name))
+        return result
+
+    def _results(self, result: Any, queue: Queue, stack: Stack) -> list[ByteRange]:
+        """The bytes of results in memory of their own, which becomes known."""
+        memory, is_on_device = self._runtime.memory, self._runtime.backend.is_on_device
+        found = Touched()
+        for tensor in (result,) if isinstance(result, Tensor) else result if isinstance(result, (list, tuple)) else ():
+            if isinstance(tensor, Tensor) and is_on_device(tensor) and tensor.layout is torch.strided:
+                memory.made(tensor, queue, stack, pinned=False)
+                found.add(tensor, write=True)
+        return found.writes
+
+    # Copies
+
+    def _copy(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        target, source = args[0], args[1]
+        non_blocking = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+        return self._copying(func, args, kwargs, [(target, source)], non_blocking)
+
+    def _foreach_copy(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        non_blocking = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+        return self._copying(func, args, kwargs, list(zip(args[0], args[1], strict=True)), non_blocking)
+
+    def _copying(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], pairs: list[tuple[Tensor, Tensor]],
+        non_blocking: bool,
+    ) -> Any:  # fmt: skip
+        """Values go from the second to the first of each pair."""
+        runtime, operator = self._runtime, operator_of(func)
+        is_on_device = runtime.backend.is_on_device
+        if not any(is_on_device(target) or is_on_device(source) for target, source in pairs):
+            return self._on_host(operator, func, args, kwargs, tensors_in(args, kwargs))
+        stack, touched = program_stack(), Touched()
+        with runtime.lock:
+            runtime.memory.settle()
+            for target, source in pairs:
+                self._add_copy(touched, target, source, non_blocking, stack)
+        return self._run(operator, func, args, kwargs, touched, stack)
+
+    def _add_copy(self, touched: Touched, target: Tensor, source: Tensor, non_blocking: bool, stack: Stack) -> None:
+        memory, is_on_device = self._runtime.memory, self._runtime.backend.is_on_device
+        memory.seen(target, stack)
+        block = memory.seen(source, stack)
+        if not is_on_device(source):
+            self._add_upload(touched, source, target, block, non_blocking)
+            touched.add(target, write=True)
+        elif is_on_device(target):
+            touched.kind = OperationKind.COPY_ON_DEVICE
+            touched.add(source, write=False)
+            touched.add(target, write=True)
+        else:
+            touched.add(source, write=False)
+            self._add_download(touched, target, source, memory.seen(target, stack), non_blocking)
+
+    def _add_upload(
+        self, touched: Touched, source: Tensor, target: Tensor, block: Block | None, non_blocking: bool
+    ) -> None:
+        """The host side is read now, or when the copy runs, by the table of copies."""
+        touched.kind = OperationKind.COPY_TO_DEVICE
+        if block is None:
+            return
+        rule = copy_rule(Direction.UPLOAD, block, layout_of(source), layout_of(target), non_blocking)
+        if rule.source is HostRead.AT_CALL:
+            ranges = layout_of(source).ranges(source.data_ptr())
+            self._runtime.host_access(ranges, write=False, name="aten.copy_")
+            return
+        touched.waits |= rule.waits is Waits.ALWAYS
+        touched.protected = owned_by_allocator(block, source)
+        touched.add(source, write=False)
+
+    def _add_download(
+        self, touched: Touched, target: Tensor, source: Tensor, block: Block | None, non_blocking: bool
+    ) -> None:
+        touched.kind = OperationKind.COPY_TO_HOST
+        rule = copy_rule(Direction.DOWNLOAD, block, layout_of(target), layout_of(source), non_blocking)
+        touched.waits |= rule.waits is Waits.ALWAYS
+        if block is not None:
+            touched.protected = owned_by_allocator(block, target)
+            touched.add(target, write=True)
+
+    def _to_copy(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """A new tensor with the values of one, perhaps on the other side."""
+        runtime, operator, source = self._runtime, operator_of(func), args[0]
+        is_on_device, device = runtime.backend.is_on_device, kwargs.get("device")
+        here = is_on_device(source)
+        there = here if device is None else torch.device(device).type == "cuda"
+        if here == there:
+            return self._call(operator, func, args, kwargs)
+        non_blocking = bool(kwargs.get("non_blocking", False))
+        stack, touched = program_stack(), Touched()
+        if there:
+            return self._uploaded(operator, func, args, kwargs, touched, stack)
+        with runtime.lock:
+            runtime.memory.settle()
+            runtime.memory.seen(source, stack)
+            touched.kind = OperationKind.COPY_TO_HOST
+            touched.add(source, write=False)
+            touched.waits = not non_blocking
+        if not non_blocking:
+            return self._run(operator, func, args, kwargs, touched, stack)
+        return self._downloaded(operator, func, args, kwargs, touched, stack)
+
+    def _uploaded(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any], touched: Touched, stack: Stack
+    ) -> Any:
+        """``host.to("cuda")``: the new tensor lies as the source does, so the source alone decides how it is read."""
+        runtime, source = self._runtime, args[0]
+        with runtime.lock:
+            runtime.memory.settle()
+            block = runtime.memory.seen(source, stack)
+            self._add_upload(touched, source, source, block, bool(kwargs.get("non_blocking", False)))
+        return self._run(operator, func, args, kwargs, touched, stack)
+
+    def _downloaded(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any], touched: Touched, stack: Stack
+    ) -> Any:
+        """``x.to("cpu", non_blocking=True)``: the new tensor is pinned, and the copy is pending when it is returned."""
+        runtime = self._runtime
+        queue = runtime.current_queue()
+        touched.protected = True
+        if queue.capture is None:
+            runtime.pace.before(stack, runtime.backend)
+        with runtime.inside(operator.name):
+            result = func(*args, **kwargs)
+        with runtime.lock:
+            runtime.memory.settle()
+            runtime.memory.made(result, queue, stack, pinned=True)
+            touched.add(result, write=True)
+            work = touched.work(operator.name)
+            if queue.capture is None:
+                runtime.tell(queue, work, stack)
+            elif not queue.capture.lost:
+                queue.capture.add(queue, work)
+        if queue.capture is None:
+            runtime.pace.after(runtime.backend)
+        return result
+
+    def _record_stream(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Memory is kept until a stream has passed this point; of a view of pinned memory torch says nothing."""
+        runtime = self._runtime
+        result = func(*args, **kwargs)
+        with runtime.lock:
+            block = runtime.find_block(args[0].data_ptr())
+            if block is not None and block.queue is not None:
+                block.record(runtime.queue_of(address_of_stream(args[1])))
+        return result
+
+
+_PINNING = frozenset({"aten::_pin_memory", "aten::pin_memory"})
+_WHOLE = (None, None)
+
+
+def address_of_stream(stream: Any) -> int:
+    """The address of a stream of either class."""
+    address = getattr(stream, "cuda_stream", None)
+    if address is None:
+        address = torch.cuda.Stream(
+            stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+        ).cuda_stream
+    return int(address)
+
+
+def tensors_in(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """All tensors among some arguments, in order, those in lists included."""
+    found: list[Tensor] = []
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found.extend(item for item in value if isinstance(item, Tensor))
+    return found
+
+
+class RecordingMode(TorchDispatchMode):
+    """Tells a recorder of every operator of its thread."""
+
+    def __init__(self, operators: Operators) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._dispatch = operators.dispatch
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Otherwise torch wraps the method below, imports its whole compiler and adds to every call."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """An operator was called, on either side."""
+        return self._dispatch(func, args, kwargs or {})

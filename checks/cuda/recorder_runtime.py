@@ -1,0 +1,200 @@
+"""The race recorder on a real device: what the program asks for is told to a sink, and the device does the work.
+
+It is the front end of :mod:`mrv2.checks.happens_before` that has no scheduler: the order in which the device really
+runs things plays no part in the verdict, so the races of the virtual device are found here too, without their luck.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ..events import ByteRange, EventSink, LaneKind, OperationKind, Stack, made_at
+from ..libraries import portable_path
+from ..virtual.queues import Queue, Work
+from ..virtual.stacks import program_stack
+from .backend import Backend
+from .recorder_graphs import Captures
+from .recorder_memory import Block, Memory
+from .recorder_order import Order
+from .stretch import Pace, Stretch
+
+Ranges = Sequence[ByteRange]
+
+
+class _Here(threading.local):
+    """Of one thread: its lane, and the operation that it is inside of."""
+
+    lane: int | None = None
+    inside: str | None = None
+
+
+class CudaRuntime:
+    """One real device, as hooks and the parts of the recorder see it.
+
+    Args:
+        sink: judges or records.
+        backend: the device.
+        pace: which operations come late, so that what they race with comes first.
+
+    Attributes:
+        sink, backend, pace: as given.
+        lock: held during every call; a sink needs none of its own.
+        step: the runner's step, carried by every event.
+        active: False once the recorder has ended.
+        wrap_array: what ``Tensor.numpy()`` of tracked memory returns instead of the plain array.
+        unseen: kernels that reach memory through addresses which no argument names, counted by name: such accesses
+            are not told unless the kernel's effects are declared.
+        here: what the calling thread is doing.
+        thread_mode: what a thread of the program does everything within.
+    """
+
+    def __init__(self, sink: EventSink, backend: Backend, pace: Pace | None = None) -> None:
+        self.sink = sink
+        self.backend = backend
+        self.pace: Pace = Stretch(()) if pace is None else pace
+        self.lock = threading.RLock()
+        self.step: int | None = None
+        self.active = True
+        self.wrap_array: Callable[[Any], Any] | None = None
+        self.unseen: Counter[str] = Counter()
+        self.here = _Here()
+        self.thread_mode: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+        self.queues: dict[int, Queue] = {}
+        self._streams = 0
+        self._opener = self.host_lane()
+        self.memory = Memory(self)
+        self.captures = Captures(self)
+        self.order = Order(self)
+
+    # Lanes
+
+    def host_lane(self) -> int:
+        """The lane of the calling thread, made on first use.
+
+        A thread that Python did not start (of torch's autograd engine) works for whoever waits for it: it shares the
+        lane of the thread that opened the recorder.
+        """
+        lane = self.here.lane
+        if lane is None:
+            thread = threading.current_thread()
+            foreign = isinstance(thread, threading._DummyThread)
+            lane = self.here.lane = self._opener if foreign else self.sink.lane(LaneKind.HOST, thread.name)
+        return lane
+
+    def known_host_lane(self) -> int | None:
+        """The lane of the calling thread if it has one; safe inside the garbage collector."""
+        return self.here.lane
+
+    def queue_of(self, stream: int, made: str = "") -> Queue:
+        """The queue of a stream, by its address; named at its first use.
+
+        Args:
+            stream: its address; 0 is the default stream.
+            made: where the program made it, e.g. ``"engine.py:12"``.
+        """
+        queue = self.queues.get(stream)
+        if queue is None:
+            if stream:
+                self._streams += 1
+            name = made_at(f"stream {self._streams}", made) if stream else "default stream"
+            queue = self.queues[stream] = Queue(stream, self.sink.lane(LaneKind.STREAM, name), name)
+        return queue
+
+    def current_queue(self) -> Queue:
+        """The stream that is current in the calling thread."""
+        return self.queue_of(self.backend.current_stream())
+
+    def stream_made(self, stream: int) -> None:
+        """The program has made a stream, here and now."""
+        with self.lock:
+            if stream not in self.queues:
+                place = "".join(f"{portable_path(file)}:{line}" for file, line, _ in program_stack()[:1])
+                self.queue_of(stream, place)
+
+    # Memory
+
+    def find_block(self, address: int) -> Block | None:
+        """The block of device or pinned memory that holds an address."""
+        return self.memory.blocks.find(address)
+
+    def host_access(self, ranges: Ranges, *, write: bool, name: str, certain: bool = True) -> None:
+        """The calling thread touches memory, or perhaps only some of it, now; bytes outside all blocks are dropped."""
+        find = self.memory.blocks.find
+        tracked = [piece for piece in ranges if find(piece[0]) is not None]
+        if tracked and self.active:
+            with self.lock:
+                self.memory.settle()
+                stack = program_stack()
+                identity = self.sink.operation(self.host_lane(), OperationKind.HOST_ACCESS, name, stack, step=self.step)
+                self.sink.access(identity, tracked, write=write, certain=certain)
+
+    # Operations
+
+    def tell(self, queue: Queue, work: Work, stack: Stack) -> int:
+        """An operation is about to be enqueued on a stream, which is not being captured.
+
+        Returns:
+            its number; if the work is open, more accesses and the sink's ``close`` follow.
+        """
+        sink = self.sink
+        number = sink.operation(
+            queue.lane, work.kind, work.name, stack, issuer=self.host_lane(), step=self.step, open=work.open
+        )
+        if work.reads:
+            sink.access(number, work.reads, write=False, protected=work.protected)
+        if work.writes:
+            sink.access(number, work.writes, write=True, protected=work.protected)
+        if work.possible_reads:
+            sink.access(number, work.possible_reads, write=False, certain=False)
+        if work.possible_writes:
+            sink.access(number, work.possible_writes, write=True, certain=False)
+        return number
+
+    @contextlib.contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """The calling thread is in an operation; a wait that happens meanwhile is the operation's own."""
+        outer, self.here.inside = self.here.inside, name
+        try:
+            yield
+        finally:
+            self.here.inside = outer
+
+    # Threads, end
+
+    @contextlib.contextmanager
+    def enter_thread(self) -> Iterator[None]:
+        """Give the calling thread a lane and the mode, for as long as the context lasts."""
+        with self.thread_mode():
+            self.host_lane()
+            try:
+                yield
+            finally:
+                with self.lock:
+                    self.sink.end_lane(self.host_lane())
+                self.here.lane = None
+
+    def close(self) -> None:
+        """Nothing is told from now on."""
+        with self.lock:
+            self.memory.settle()
+            self.active = False
+
+
+def work_of(
+    name: str,
+    kind: OperationKind,
+    reads: Ranges,
+    writes: Ranges,
+    possible_reads: Ranges = (),
+    possible_writes: Ranges = (),
+    *,
+    protected: bool = False,
+    open: bool = False,  # noqa: A002 - the contract's name
+) -> Work:
+    """What an operation touches; see ``EventSink.access``. The device does the work itself."""
+    return Work(name, kind, None, reads, writes, possible_reads, possible_writes, True, protected, open)

@@ -1,0 +1,185 @@
+"""A real device as the race recorder sees it, played by the virtual one: the same calls, the same callbacks.
+
+The virtual device does the work and judges for itself; on top of it runs the recorder, with all of its own parts. What
+torch's C++ would tell on a GPU (``torch.cuda._gpu_trace``) is told here by the virtual device's own methods.
+"""
+
+import contextlib
+import itertools
+
+import torch
+from torch.cuda import _gpu_trace as trace
+
+from mrv2.checks.cuda import recorder_graphs, recorder_order, recorder_patches, recorder_triton
+from mrv2.checks.cuda.recorder import recording
+from mrv2.checks.cuda.recorder_operators import address_of_stream
+from mrv2.checks.hooks import numpy_alias, snapshots, threads
+from mrv2.checks.hooks.patching import Patches
+from mrv2.checks.virtual import memory, streams, virtual_device
+from mrv2.checks.virtual.copies import Copies, _parse_to
+from mrv2.checks.virtual.graphs import Captures
+from mrv2.checks.virtual.order import Order
+from mrv2.checks.virtual.tensor import DeviceTensor, needs_device
+from mrv2.checks.virtual.threads import below_modes
+
+_TO_COPY = torch.ops.aten._to_copy.default
+
+
+class Backend:
+    """The virtual device's answers to what the recorder asks."""
+
+    def __init__(self, runtime):
+        self.runtime = runtime
+        self.slept = []
+
+    def current_stream(self):
+        return self.runtime.current_queue().id
+
+    def memory_of(self, tensor):
+        with below_modes():
+            if isinstance(tensor, DeviceTensor):
+                block = tensor._face.owner.block
+                return tensor._face.owner, block.base, block.size
+            storage = tensor.untyped_storage()
+            return storage, storage.data_ptr(), storage.nbytes()
+
+    def stream_of_memory(self, address):
+        queue = self.runtime.find_block(address).queue
+        return None if queue is None else queue.id
+
+    def is_on_device(self, tensor):
+        return isinstance(tensor, DeviceTensor)
+
+    def is_pinned(self, tensor):
+        return not isinstance(tensor, DeviceTensor) and self.runtime.copies.is_pinned(tensor)
+
+    def sleep(self, cycles):
+        self.slept.append(cycles)
+
+    def synchronize(self):
+        self.runtime.order.synchronize_device()
+
+
+class _Ownership(memory.Ownership):
+    """The recorder learns of the end of a block from a weak reference."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _ToCopy:
+    """``aten._to_copy`` as the recorder's mode would be given it."""
+
+    def __init__(self):
+        self.stock = None
+
+    def __getattr__(self, name):
+        return getattr(_TO_COPY, name)
+
+    def __call__(self, *args, **kwargs):
+        return self.stock()
+
+
+_to_copy = _ToCopy()
+
+
+@contextlib.contextmanager
+def on_facade(**options):
+    """A recorder over a virtual device; gives both."""
+    patches = Patches()
+    patches.set(memory, "Ownership", _Ownership)
+    patches.set(snapshots, "install", lambda runtime: lambda: None)  # it reads host memory as the program would
+    try:
+        with virtual_device() as device:
+            backend = Backend(device.runtime)
+            _fire_callbacks(patches)
+            parts = (
+                recorder_order.install, recorder_patches.install, recorder_graphs.install, threads.install,
+                numpy_alias.install, lambda runtime: recorder_triton.install(runtime, {}),
+            )  # fmt: skip
+            with recording(backend, parts=parts, **options) as recorder:
+                _show_copies(patches, recorder)
+                yield recorder, device
+    finally:
+        patches.undo()
+
+
+def _fire_callbacks(patches):
+    """Let the virtual device's events, streams and waits call back as torch's C++ does."""
+    event, stream, names = streams.GenericEvent, streams.GenericStream, itertools.count(1)
+    record, wait, synchronize, wait_stream = event.record, event.wait, event.synchronize, stream.wait_stream
+    refuse_wait = Captures.refuse_wait
+    wait_for_queue, synchronize_device = Order._wait_for_queue, Order.synchronize_device
+
+    def handle(self):
+        if not hasattr(self, "_handle"):
+            self._handle = next(names)
+        return self._handle
+
+    def number(stream):
+        return streams.active_runtime().current_queue().id if stream is None else stream.queue.id
+
+    def recorded(self, stream=None):
+        record(self, stream)
+        trace.EventRecordCallbacks.fire_callbacks(handle(self), number(stream))
+
+    def waited(self, stream=None):
+        wait(self, stream)
+        if self._record is not None:
+            trace.EventWaitCallbacks.fire_callbacks(handle(self), number(stream))
+
+    def synchronized(self):
+        synchronize(self)
+        if self._record is not None:
+            trace.EventSynchronizationCallbacks.fire_callbacks(handle(self))
+
+    def waited_for_stream(self, other):
+        wait_stream(self, other)
+        name = next(names)
+        trace.EventRecordCallbacks.fire_callbacks(name, other.queue.id)
+        trace.EventWaitCallbacks.fire_callbacks(name, self.queue.id)
+        trace.EventDeletionCallbacks.fire_callbacks(name)
+
+    def waited_for_queue(self, queue, name, kind):
+        trace.StreamSynchronizationCallbacks.fire_callbacks(queue.id)
+        wait_for_queue(self, queue, name, kind)
+
+    def device_synchronized(self, *args):
+        trace.DeviceSynchronizationCallbacks.fire_callbacks()
+        synchronize_device(self, *args)
+
+    def refused(self, name, **options):
+        if self.current is not None:
+            trace.StreamSynchronizationCallbacks.fire_callbacks(self.current.queues[0].id)
+        refuse_wait(self, name, **options)
+
+    patches.set(Captures, "refuse_wait", refused)
+    patches.update(event, {"record": recorded, "wait": waited, "synchronize": synchronized})
+    patches.set(event, "cuda_event", property(handle))
+    patches.set(stream, "wait_stream", waited_for_stream)
+    patches.update(Order, {"_wait_for_queue": waited_for_queue, "synchronize_device": device_synchronized})
+
+
+def _show_copies(patches, recorder):
+    """``Tensor.to`` between the sides is an operator to the mode of a real device, not to that of the virtual one."""
+    stock_record = DeviceTensor.record_stream
+    stock, mode = Copies.to, recorder.runtime.thread_mode()
+    runtime = recorder.runtime
+    handler = mode._dispatch.__self__._special[id(_TO_COPY)]
+
+    def to(self, tensor, args, kwargs):
+        target, _, non_blocking, *_ = _parse_to(args, kwargs)
+        there = isinstance(tensor, DeviceTensor) if target is None else needs_device(target)
+        if isinstance(tensor, DeviceTensor) == there or not runtime.active:
+            return stock(self, tensor, args, kwargs)
+        _to_copy.stock = lambda: stock(self, tensor, args, kwargs)
+        with below_modes():
+            return handler(_to_copy, (tensor,), {"device": target, "non_blocking": non_blocking})
+
+    def record_stream(self, stream):
+        if runtime.active:
+            block = runtime.find_block(self.data_ptr())
+            block.record(runtime.queue_of(address_of_stream(stream)))
+        stock_record(self, stream)
+
+    patches.set(Copies, "to", to)
+    patches.set(DeviceTensor, "record_stream", record_stream)
