@@ -12,6 +12,7 @@ effects can be declared.
 
 from __future__ import annotations
 
+import functools
 import math
 import mmap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -287,6 +288,7 @@ def install(runtime: CudaRuntime, declared: Mapping[str, Declared]) -> Callable[
     """Tell a recorder of the launches of all Triton kernels; returns the undo."""
     patches, launches, stock = Patches(), Launches(runtime, declared), JITFunction.run
 
+    @functools.wraps(stock)
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         if warmup or grid is None:
             return stock(self, *args, grid=grid, warmup=warmup, **kwargs)

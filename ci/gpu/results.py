@@ -21,19 +21,23 @@ EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 3}
 def read_junit(path: Path) -> dict[str, dict[str, Any]]:
     """Outcome and seconds of each test of a JUnit file, by ``module::name``.
 
-    Outcomes are ``passed``, ``failed``, ``error`` and ``skipped``. A file that pytest never wrote holds no test.
+    Outcomes are ``passed``, ``failed``, ``error`` and ``skipped``. What a test measured, and recorded as properties
+    that hold JSON, is under ``figures``. A file that pytest never wrote holds no test.
     """
     if not path.exists():
         return {}
-    tests = {}
+    tests: dict[str, dict[str, Any]] = {}
     # The file was written by the pytest run just before: it is not foreign input.
     for case in ElementTree.parse(path).iter("testcase"):  # noqa: S314
         tags = {child.tag for child in case}
         outcome = next((name for name in ("error", "failure", "skipped") if name in tags), "passed")
-        tests[f"{case.get('classname')}::{case.get('name')}"] = {
+        test = tests[f"{case.get('classname')}::{case.get('name')}"] = {
             "outcome": "failed" if outcome == "failure" else outcome,
             "seconds": float(case.get("time", 0)),
         }
+        figures = {item.get("name"): json.loads(item.get("value", "null")) for item in case.iter("property")}
+        if figures:
+            test["figures"] = figures
     return tests
 
 
@@ -62,10 +66,19 @@ def _first_line(*command: str) -> str | None:
         return None
 
 
-def main(junit: str, folder: str, command: str) -> int:
-    """Write the result file, print where it is, and return the exit code of its verdict."""
+def main(junit: str, folder: str, command: str, *sections: str) -> int:
+    """Write the result file, print where it is, and return the exit code of its verdict.
+
+    Args:
+        junit: file that pytest wrote.
+        folder: for the result.
+        command: that was run.
+        sections: ``name=file`` of further parts, each a JSON file; one whose ``outcome`` is ``failed`` fails the run.
+    """
     tests = read_junit(Path(junit))
     counts = Counter(test["outcome"] for test in tests.values())
+    parts = {name: json.loads(Path(file).read_text()) for name, _, file in (item.partition("=") for item in sections)}
+    counts["failed"] += sum(part.get("outcome") == "failed" for part in parts.values())
     now = datetime.now(UTC)
     result = {
         "schema": 1,
@@ -76,6 +89,7 @@ def main(junit: str, folder: str, command: str) -> int:
         "counts": {name: counts[name] for name in ("passed", "failed", "error", "skipped")},
         "environment": environment(),
         "tests": tests,
+        **parts,
     }
     Path(folder).mkdir(parents=True, exist_ok=True)
     path = Path(folder, f"{now:%Y%m%dT%H%M%SZ}.json")

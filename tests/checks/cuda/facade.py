@@ -91,7 +91,9 @@ def on_facade(**options):
     try:
         with virtual_device() as device:
             backend = Backend(device.runtime)
-            _fire_callbacks(patches)
+            _refuse_aloud(patches)
+            _tell_of_events(patches)
+            _tell_of_waits(patches)
             parts = (
                 recorder_order.install, recorder_patches.install, recorder_graphs.install, threads.install,
                 numpy_alias.install, lambda runtime: recorder_triton.install(runtime, {}),
@@ -103,38 +105,62 @@ def on_facade(**options):
         patches.undo()
 
 
-def _fire_callbacks(patches):
-    """Let the virtual device's events, streams and waits call back as torch's C++ does."""
-    event, stream, names = streams.GenericEvent, streams.GenericStream, itertools.count(1)
-    record, wait, synchronize, wait_stream = event.record, event.wait, event.synchronize, stream.wait_stream
+def _refuse_aloud(patches):
+    """A wait in a capture is refused by CUDA after torch has called back."""
     refuse_wait = Captures.refuse_wait
-    wait_for_queue, synchronize_device = Order._wait_for_queue, Order.synchronize_device
 
-    def handle(self):
-        if not hasattr(self, "_handle"):
-            self._handle = next(names)
-        return self._handle
+    def refused(self, name, **options):
+        if self.current is not None:
+            trace.StreamSynchronizationCallbacks.fire_callbacks(self.current.queues[0].id)
+        refuse_wait(self, name, **options)
 
-    def number(stream):
-        return streams.active_runtime().current_queue().id if stream is None else stream.queue.id
+    patches.set(Captures, "refuse_wait", refused)
+
+
+_names = itertools.count(1)
+
+
+def _handle(event):
+    if not hasattr(event, "_handle"):
+        event._handle = next(_names)
+    return event._handle
+
+
+def _number(stream):
+    return streams.active_runtime().current_queue().id if stream is None else stream.queue.id
+
+
+def _tell_of_events(patches):
+    """Let the virtual device's events call back as torch's C++ does."""
+    event = streams.GenericEvent
+    record, wait, synchronize = event.record, event.wait, event.synchronize
 
     def recorded(self, stream=None):
         record(self, stream)
-        trace.EventRecordCallbacks.fire_callbacks(handle(self), number(stream))
+        trace.EventRecordCallbacks.fire_callbacks(_handle(self), _number(stream))
 
     def waited(self, stream=None):
         wait(self, stream)
         if self._record is not None:
-            trace.EventWaitCallbacks.fire_callbacks(handle(self), number(stream))
+            trace.EventWaitCallbacks.fire_callbacks(_handle(self), _number(stream))
 
     def synchronized(self):
         synchronize(self)
         if self._record is not None:
-            trace.EventSynchronizationCallbacks.fire_callbacks(handle(self))
+            trace.EventSynchronizationCallbacks.fire_callbacks(_handle(self))
+
+    patches.update(event, {"record": recorded, "wait": waited, "synchronize": synchronized})
+    patches.set(event, "cuda_event", property(_handle))
+
+
+def _tell_of_waits(patches):
+    """The same for waits of streams, and of the host for streams and the device."""
+    wait_stream = streams.GenericStream.wait_stream
+    wait_for_queue, synchronize_device = Order._wait_for_queue, Order.synchronize_device
 
     def waited_for_stream(self, other):
         wait_stream(self, other)
-        name = next(names)
+        name = next(_names)
         trace.EventRecordCallbacks.fire_callbacks(name, other.queue.id)
         trace.EventWaitCallbacks.fire_callbacks(name, self.queue.id)
         trace.EventDeletionCallbacks.fire_callbacks(name)
@@ -147,15 +173,7 @@ def _fire_callbacks(patches):
         trace.DeviceSynchronizationCallbacks.fire_callbacks()
         synchronize_device(self, *args)
 
-    def refused(self, name, **options):
-        if self.current is not None:
-            trace.StreamSynchronizationCallbacks.fire_callbacks(self.current.queues[0].id)
-        refuse_wait(self, name, **options)
-
-    patches.set(Captures, "refuse_wait", refused)
-    patches.update(event, {"record": recorded, "wait": waited, "synchronize": synchronized})
-    patches.set(event, "cuda_event", property(handle))
-    patches.set(stream, "wait_stream", waited_for_stream)
+    patches.set(streams.GenericStream, "wait_stream", waited_for_stream)
     patches.update(Order, {"_wait_for_queue": waited_for_queue, "synchronize_device": device_synchronized})
 
 

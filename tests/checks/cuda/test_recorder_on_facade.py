@@ -1,9 +1,8 @@
 """The race recorder over a device that is played: the catalogue of races, without a GPU."""
 
 import pytest
-import torch
 
-from tests.checks.race_programs import CATCH, ITEMS
+from tests.checks.race_programs import ITEMS
 
 from .facade import on_facade
 
