@@ -23,6 +23,10 @@ class Backend(Protocol):
         """What dies with the last user of a tensor's memory, and the memory's first address and size in bytes."""
         ...
 
+    def base_of(self, tensor: Tensor) -> int:
+        """The first address of a tensor's memory."""
+        ...
+
     def stream_of_memory(self, address: int) -> int | None:
         """The stream that owns device memory which was there before the recorder saw it; None if nobody can tell."""
         ...
@@ -64,6 +68,10 @@ class Cuda:
         """See :class:`Backend`; the storage, which all views share."""
         storage = tensor.untyped_storage()
         return storage, storage.data_ptr(), storage.nbytes()
+
+    def base_of(self, tensor: Tensor) -> int:
+        """See :class:`Backend`."""
+        return tensor.untyped_storage().data_ptr()
 
     def stream_of_memory(self, address: int) -> int | None:
         """See :class:`Backend`; the caching allocator knows, each of whose segments belongs to one stream."""

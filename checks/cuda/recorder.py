@@ -48,8 +48,7 @@ class RaceRecorder:
     def findings(self) -> list[Finding]:
         """What has been found so far, named as on every machine; the same as the virtual device gives."""
         with self.runtime.lock:
-            if self.runtime.active:
-                self.runtime.memory.settle()
+            self.runtime.sink.flush()
             found: list[Finding] = getattr(self._judge, "findings", [])
         return [portable(finding) for finding in found]
 

@@ -21,6 +21,7 @@ from ..virtual.queues import Queue, Work
 from ..virtual.stacks import program_stack
 
 if TYPE_CHECKING:
+    from .recorder_memory import Block
     from .recorder_order import Record
     from .recorder_runtime import CudaRuntime
 
@@ -61,13 +62,20 @@ class Captures:
         with runtime.lock:
             self.current = Capture(runtime, runtime.current_queue(), mode)
 
+    def adopt(self, block: Block) -> None:
+        """What is allocated on a stream of the capture belongs to the graph, and is handed out to nobody meanwhile."""
+        runtime, capture = self._runtime, self.current
+        queue = runtime.current_queue() if block.queue is None else block.queue
+        if capture is not None and queue.capture is capture:
+            block.graph = capture
+            capture.pool.append(block)
+
     def end(self, graph: Any) -> None:
         """The capture is about to end; torch will refuse one with branches that were not joined."""
         runtime, capture = self._runtime, self.current
         if capture is None:
             return
         with runtime.lock:
-            runtime.memory.settle()
             self.current = None
             unjoined = capture.end()
             if unjoined and not capture.lost:
@@ -99,7 +107,6 @@ class Captures:
         if captured is None:
             return
         with runtime.lock:
-            runtime.memory.settle()
             queue, stack = runtime.current_queue(), program_stack()
             self._check_addresses(captured.capture, stack)
             runtime.order.follow(queue, captured.end)
@@ -149,7 +156,7 @@ class Captures:
             for queue in captured.replayed_on.values():
                 block.record(queue)
             if block.dropped:
-                runtime.memory.drops.append((block, runtime.known_host_lane(), program_stack()))
+                runtime.memory.free(block, program_stack())
 
 
 def install(runtime: CudaRuntime) -> Callable[[], None]:

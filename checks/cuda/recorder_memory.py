@@ -32,6 +32,7 @@ class Block:
         size: in bytes.
         space: device or pinned host memory.
         id: the sink's number.
+        lane: its owner's: a stream, or a host thread.
         stack: where it was allocated, or first seen.
         queue: the stream that owns a device block.
         storage: torch's identity of the storage; tells the host allocator's own from an alias.
@@ -42,11 +43,13 @@ class Block:
     """
 
     id = -1
+    lane = -1
     dropped = False
     freed = False
     graph: Capture | None = None
     recorded: Mapping[int, Queue] = MappingProxyType({})
     anchor: weakref.ref[Any] | None = None
+    storage = 0
 
     def __init__(self, base: int, size: int, space: Space, tensor: Tensor, stack: Stack, queue: Queue | None) -> None:
         self.base = base
@@ -54,7 +57,6 @@ class Block:
         self.space = space
         self.stack = stack
         self.queue = queue
-        self.storage = 0
         self._kind = (tensor.dtype, tensor.shape)
 
     @property
@@ -77,18 +79,35 @@ class Block:
 class Memory:
     """All blocks that are known.
 
+    Most operators touch whole storages that were met before: those are found in a dictionary. The map by address, for
+    everything else, is brought up to date when somebody asks.
+
     Args:
         runtime: the recorder.
 
     Attributes:
-        blocks: by address.
-        drops: what the program has dropped, and the sink does not know of yet.
+        storages: the block of each living storage, by the address of its first byte.
     """
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self._runtime = runtime
-        self.blocks: BlockMap[Block] = BlockMap()
-        self.drops: deque[tuple[Block, int | None, Stack]] = deque()
+        self._blocks: BlockMap[Block] = BlockMap()
+        self._changes: deque[Block] = deque()
+        self.storages: dict[int, Block] = {}
+
+    @property
+    def blocks(self) -> BlockMap[Block]:
+        """The blocks by address."""
+        changes, blocks = self._changes, self._blocks
+        if changes:
+            with self._runtime.lock:
+                while changes:
+                    block = changes.popleft()
+                    if block.freed:
+                        blocks.remove(block)
+                    else:
+                        blocks.place(block)
+        return blocks
 
     def seen(self, tensor: Tensor, stack: Stack) -> Block | None:
         """The block of a device or pinned tensor that may have been made before, or out of sight."""
@@ -100,55 +119,77 @@ class Memory:
             owner = backend.stream_of_memory(tensor.data_ptr())
             if owner is None:  # a view of host memory, or another library's: no allocator of torch frees it
                 return None
-            return self._add(tensor, Space.DEVICE, self._runtime.queue_of(owner), stack)
-        return self._add(tensor, Space.PINNED, None, stack) if backend.is_pinned(tensor) else None
+            return self.add(tensor, Space.DEVICE, self._runtime.queue_of(owner), stack)
+        return self.add(tensor, Space.PINNED, None, stack) if backend.is_pinned(tensor) else None
 
-    def made(self, tensor: Tensor, queue: Queue, stack: Stack, *, pinned: bool) -> Block | None:
+    def made(
+        self, tensor: Tensor, queue: Queue, stack: Stack, *, pinned: bool, made: list[Block] | None = None
+    ) -> Block | None:
         """The block of a result; a new one, unless the result lies in memory that is known."""
         block = self.blocks.find(tensor.data_ptr())
         if block is not None or tensor.numel() == 0:
             return block
-        return self._add(tensor, Space.PINNED if pinned else Space.DEVICE, None if pinned else queue, stack)
+        space = Space.PINNED if pinned else Space.DEVICE
+        return self.add(tensor, space, None if pinned else queue, stack, made)
 
-    def _add(self, tensor: Tensor, space: Space, queue: Queue | None, stack: Stack) -> Block | None:
+    def add(
+        self, tensor: Tensor, space: Space, queue: Queue | None, stack: Stack, made: list[Block] | None = None
+    ) -> Block | None:
+        """A storage becomes known; one without bytes does not.
+
+        Args:
+            tensor: over it.
+            space: where it is.
+            queue: the stream that owns it; None for host memory.
+            stack: where it was made.
+            made: takes the block, if an operation that is written down already makes it.
+        """
         runtime = self._runtime
         owner, base, size = runtime.backend.memory_of(tensor)
         if size == 0:
             return None
         block = Block(base, size, space, tensor, stack, queue)
-        lane = runtime.host_lane() if queue is None else queue.lane
-        capture = runtime.current_queue().capture if queue is None else queue.capture
-        if capture is not None:
-            block.graph = capture
-            capture.pool.append(block)
-        block.storage = getattr(owner, "_cdata", 0)
+        captures = runtime.captures
+        if captures.current is not None:
+            captures.adopt(block)
+        block.storage = owner._cdata if space is Space.PINNED else 0
         block.anchor = weakref.ref(owner, lambda _: self._drop(block))
-        block.id = runtime.sink.allocate(lane, base, size, space, stack)
-        self.blocks.place(block)
+        block.lane = runtime.host_lane() if queue is None else queue.lane
+        if made is None:
+            runtime.sink.add((self.tell, block))
+        else:
+            made.append(block)
+        self.storages[base] = block
+        self._changes.append(block)
         return block
 
+    def tell(self, block: Block) -> None:
+        """Hand an allocation on to the sink."""
+        block.id = self._runtime.sink.inner.allocate(block.lane, block.base, block.size, block.space, block.stack)
+
     def _drop(self, block: Block) -> None:
-        """Remember that the program dropped a block. Runs inside the garbage collector, so it does nothing else."""
-        runtime = self._runtime
-        if runtime.active:
-            self.drops.append((block, runtime.known_host_lane(), program_stack(DROP_FRAMES)))
+        """The program dropped a block. Runs inside the garbage collector, so it does next to nothing."""
+        if not self._runtime.active:
+            return
+        block.dropped = True
+        if block.graph is None:
+            self.free(block, program_stack(DROP_FRAMES))
 
-    def settle(self) -> None:
-        """Give effect to the drops."""
-        while self.drops:
-            block, lane, stack = self.drops.popleft()
-            block.dropped = True
-            if block.graph is None:
-                self.free(block, self._runtime.host_lane() if lane is None else lane, stack)
-
-    def free(self, block: Block, lane: int, stack: Stack) -> None:
-        """The allocator may hand a block out again."""
+    def free(self, block: Block, stack: Stack) -> None:
+        """The allocator may hand a block out again; safe inside the garbage collector."""
         if block.freed:
             return
         block.freed, block.anchor = True, None
-        after = [queue.lane for queue in block.recorded.values()]
-        self._runtime.sink.free(block.id, lane, stack, after=after)
-        self.blocks.remove(block)
+        runtime = self._runtime
+        lane = runtime.here.lane
+        after = [queue.lane for queue in block.recorded.values()] if block.recorded else ()
+        runtime.sink.add((self._free, block, runtime.opener if lane is None else lane, stack, after))
+        if self.storages.get(block.base) is block:
+            del self.storages[block.base]
+        self._changes.append(block)
+
+    def _free(self, block: Block, lane: int, stack: Stack, after: list[int]) -> None:
+        self._runtime.sink.inner.free(block.id, lane, stack, after=after)
 
 
 def extent(tensor: Tensor) -> int:

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..events import ByteRange, OperationKind, Stack
+from ..events import ByteRange, OperationKind, Space, Stack
 from ..semantics import Direction, HostRead, Waits
 from ..virtual.calls import PARTIAL
 from ..virtual.copies import copy_rule, owned_by_allocator
 from ..virtual.inference import Operator, operator_of
-from ..virtual.layouts import layout_of
+from ..virtual.layouts import intern_layout, layout_of
 from ..virtual.queues import Queue, Work
 from ..virtual.stacks import program_stack
+from .journal import Entry
 from .recorder_memory import Block
 
 if TYPE_CHECKING:
@@ -30,41 +31,43 @@ if TYPE_CHECKING:
 _aten = torch.ops.aten
 
 
-class Touched:
-    """What one operator touches: bytes by the kind of access, and the results that it allocates."""
+#: How bytes are touched; possible accesses touch some of them.
+_READ, _WRITE, _POSSIBLE_READ, _POSSIBLE_WRITE = range(4)
 
-    __slots__ = ("kind", "possible_reads", "possible_writes", "protected", "reads", "waits", "writes")
+
+class Touched:
+    """What one operator touches, as little of it as must be known at the call."""
+
+    __slots__ = ("kind", "made", "pieces", "protected", "waits")
 
     def __init__(self) -> None:
-        self.reads: list[ByteRange] = []
-        self.writes: list[ByteRange] = []
-        self.possible_reads: list[ByteRange] = []
-        self.possible_writes: list[ByteRange] = []
+        #: Blocks that it allocates for its results.
+        self.made: list[Block] | None = []
+        #: How, the first address, and one past the last or the layout.
+        self.pieces: list[tuple[int, int, Any]] = []
         self.kind = OperationKind.KERNEL
         self.protected = False
         self.waits = False
 
-    def add(self, tensor: Tensor, *, write: bool, partly: bool = False) -> None:
-        """A tensor is read or written, or only some of it."""
+    def add(self, tensor: Tensor, how: int) -> None:
+        """A tensor is touched."""
+        low = tensor.data_ptr()
         if tensor.is_contiguous():
-            low, size = tensor.data_ptr(), tensor.nbytes
-            if size == 0:
-                return
-            ranges: Sequence[ByteRange] = ((low, low + size),)
+            self.pieces.append((how, low, low + tensor.nbytes))
         else:
-            layout = layout_of(tensor)
-            ranges, partly = layout.ranges(tensor.data_ptr()), partly or not layout.exact
-        if partly:
-            (self.possible_writes if write else self.possible_reads).extend(ranges)
-        else:
-            (self.writes if write else self.reads).extend(ranges)
+            self.pieces.append((how, low, (tensor.shape, tensor.stride(), tensor.dtype)))
 
-    def work(self, name: str, *, open: bool = False) -> Work:  # noqa: A002 - the contract's name
-        """As an operation."""
-        return Work(
-            name, self.kind, None, self.reads, self.writes, self.possible_reads, self.possible_writes, True,
-            self.protected, open,
-        )  # fmt: skip
+    def work(self, name: str) -> Work:
+        """As an operation, with all bytes of all tensors."""
+        found: tuple[list[ByteRange], ...] = ([], [], [], [])
+        for how, low, end in self.pieces:
+            if type(end) is int:
+                if low < end:
+                    found[how].append((low, end))
+            else:
+                layout = intern_layout(*end)
+                found[how if layout.exact else how | _POSSIBLE_READ].extend(layout.ranges(low))
+        return Work(name, self.kind, None, *found, True, self.protected, False)
 
 
 class Operators:
@@ -132,9 +135,7 @@ class Operators:
                     runtime.host_access(ranges, write=id(tensor) in written, name=operator.name)
         result = func(*args, **kwargs)
         if kwargs.get("pin_memory") or operator.schema_name in _PINNING:
-            with runtime.lock:
-                runtime.memory.settle()
-                runtime.memory.made(result, runtime.current_queue(), program_stack(), pinned=True)
+            runtime.memory.made(result, runtime.current_queue(), program_stack(), pinned=True)
         return result
 
     # Device
@@ -142,32 +143,37 @@ class Operators:
     def _on_device(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor]
     ) -> Any:
-        runtime = self._runtime
-        stack = program_stack()
-        with runtime.lock:
-            runtime.memory.settle()
-            touched = self._touched(operator, args, kwargs, tensors, stack)
+        stack, touched = program_stack(), Touched()
+        if not operator.allocates:
+            self._touch_arguments(touched, operator, args, kwargs, tensors, stack)
         return self._run(operator, func, args, kwargs, touched, stack)
 
-    def _touched(
-        self, operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor], stack: Stack
-    ) -> Touched:
+    def _touch_arguments(
+        self, touched: Touched, operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor],
+        stack: Stack,
+    ) -> None:  # fmt: skip
         """What it reads and writes of its arguments."""
-        touched, memory = Touched(), self._runtime.memory
-        is_on_device = self._runtime.backend.is_on_device
+        backend, known = self._runtime.backend, self._runtime.memory.storages
         written = self._written(operator, args, kwargs) if operator.mutates else ()
         partial_read, partial_write = PARTIAL.get(operator.schema_name, _WHOLE)
         for index, tensor in enumerate(tensors):
             write = id(tensor) in written
             if operator.metadata and not write:
                 continue
-            if is_on_device(tensor):
-                memory.seen(tensor, stack)
-                touched.add(tensor, write=write, partly=index == (partial_write if write else partial_read))
-            elif memory.seen(tensor, stack) is not None:
-                # A host tensor among device tensors is read at the call, a 0-dim operand as well as an index.
-                self._runtime.host_access(layout_of(tensor).ranges(tensor.data_ptr()), write=False, name=operator.name)
-        return touched
+            if not backend.is_on_device(tensor):
+                self._read_at_call(tensor, operator.name, stack)
+                continue
+            if backend.base_of(tensor) not in known:
+                self._runtime.memory.seen(tensor, stack)
+            if write:
+                touched.add(tensor, _POSSIBLE_WRITE if index == partial_write else _WRITE)
+            else:
+                touched.add(tensor, _POSSIBLE_READ if index == partial_read else _READ)
+
+    def _read_at_call(self, tensor: Tensor, name: str, stack: Stack) -> None:
+        """A host tensor among device tensors: a 0-dim operand, or an index."""
+        if self._runtime.memory.seen(tensor, stack) is not None:
+            self._runtime.host_access(layout_of(tensor).ranges(tensor.data_ptr()), write=False, name=name)
 
     def _written(self, operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> set[int]:
         """Identities of the tensors that it writes."""
@@ -183,65 +189,66 @@ class Operators:
     def _run(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any], touched: Touched, stack: Stack
     ) -> Any:
-        """Tell it, call it, tell of its results."""
+        """Write it down, call it, write down its results."""
         runtime = self._runtime
         queue = runtime.current_queue()
         if operator.allocates:
+            touched.made = None
             result = func(*args, **kwargs)
-            with runtime.lock:
-                runtime.memory.settle()
-                self._results(result, queue, stack)
+            self._add_results(touched, operator, result, queue, stack)
             return result
         if queue.capture is not None:
-            return self._captured(operator, func, args, kwargs, touched, queue)
-        fresh = not operator.mutates or operator.takes_out
-        with runtime.lock:
-            number = runtime.tell(queue, touched.work(operator.name, open=fresh), stack)
+            return self._captured(operator, func, args, kwargs, touched, queue, stack)
+        sink, here = runtime.sink, runtime.here
+        entry = Entry((self._judge, queue.lane, operator.name, touched, stack, runtime.host_lane(), runtime.step, None))
+        sink.add(entry)
         runtime.pace.before(stack, runtime.backend)
-        here = runtime.here
         outer, here.inside = here.inside, operator.name
         try:
             result = func(*args, **kwargs)
-            if fresh:
-                with runtime.lock:
-                    runtime.memory.settle()
-                    ranges = self._results(result, queue, stack)
-                    if ranges:
-                        runtime.sink.access(number, ranges, write=True)
+            if not operator.mutates or operator.takes_out:
+                self._add_results(touched, operator, result, queue, stack)
         finally:
             here.inside = outer
-            if fresh:
-                with runtime.lock:
-                    runtime.sink.close(number)
+            entry[-1] = True
         if touched.waits:
             runtime.order.waited_inside(queue, operator.name)
         runtime.pace.after(runtime.backend)
+        sink.flush_if_long()
         return result
+
+    def _judge(
+        self, lane: int, name: str, touched: Touched, stack: Stack, issuer: int, step: int | None, complete: bool
+    ) -> None:
+        for block in touched.made or ():
+            self._runtime.memory.tell(block)
+        self._runtime.judge(lane, touched.work(name), stack, issuer, step)
 
     def _captured(
-        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any], touched: Touched, queue: Queue
-    ) -> Any:
-        """It is written down, not enqueued."""
-        runtime = self._runtime
-        with runtime.inside(operator.name):
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any], touched: Touched,
+        queue: Queue, stack: Stack,
+    ) -> Any:  # fmt: skip
+        """It becomes part of a graph, and is not enqueued."""
+        touched.made = None
+        with self._runtime.inside(operator.name):
             result = func(*args, **kwargs)
-        with runtime.lock:
-            runtime.memory.settle()
-            if not operator.mutates:
-                touched.writes += self._results(result, queue, program_stack())
-            if queue.capture is not None and not queue.capture.lost:
-                queue.capture.add(queue, touched.work(operator.name))
+        if not operator.mutates or operator.takes_out:
+            self._add_results(touched, operator, result, queue, stack)
+        if queue.capture is not None and not queue.capture.lost:
+            queue.capture.add(queue, touched.work(operator.name))
         return result
 
-    def _results(self, result: Any, queue: Queue, stack: Stack) -> list[ByteRange]:
-        """The bytes of results in memory of their own, which becomes known."""
-        memory, is_on_device = self._runtime.memory, self._runtime.backend.is_on_device
-        found = Touched()
+    def _add_results(self, touched: Touched, operator: Operator, result: Any, queue: Queue, stack: Stack) -> None:
+        """Results lie in memory of their own, which becomes known."""
+        memory, backend = self._runtime.memory, self._runtime.backend
         for tensor in (result,) if isinstance(result, Tensor) else result if isinstance(result, (list, tuple)) else ():
-            if isinstance(tensor, Tensor) and is_on_device(tensor) and tensor.layout is torch.strided:
-                memory.made(tensor, queue, stack, pinned=False)
-                found.add(tensor, write=True)
-        return found.writes
+            if isinstance(tensor, Tensor) and backend.is_on_device(tensor) and tensor.layout is torch.strided:
+                if backend.base_of(tensor) not in memory.storages:
+                    if operator.declared:  # it may give a view of memory that is known
+                        memory.made(tensor, queue, stack, pinned=False, made=touched.made)
+                    else:
+                        memory.add(tensor, Space.DEVICE, queue, stack, touched.made)
+                touched.add(tensor, _WRITE)
 
     # Copies
 
@@ -264,10 +271,8 @@ class Operators:
         if not any(is_on_device(target) or is_on_device(source) for target, source in pairs):
             return self._on_host(operator, func, args, kwargs, tensors_in(args, kwargs))
         stack, touched = program_stack(), Touched()
-        with runtime.lock:
-            runtime.memory.settle()
-            for target, source in pairs:
-                self._add_copy(touched, target, source, non_blocking, stack)
+        for target, source in pairs:
+            self._add_copy(touched, target, source, non_blocking, stack)
         return self._run(operator, func, args, kwargs, touched, stack)
 
     def _add_copy(self, touched: Touched, target: Tensor, source: Tensor, non_blocking: bool, stack: Stack) -> None:
@@ -276,13 +281,13 @@ class Operators:
         block = memory.seen(source, stack)
         if not is_on_device(source):
             self._add_upload(touched, source, target, block, non_blocking)
-            touched.add(target, write=True)
+            touched.add(target, _WRITE)
         elif is_on_device(target):
             touched.kind = OperationKind.COPY_ON_DEVICE
-            touched.add(source, write=False)
-            touched.add(target, write=True)
+            touched.add(source, _READ)
+            touched.add(target, _WRITE)
         else:
-            touched.add(source, write=False)
+            touched.add(source, _READ)
             self._add_download(touched, target, source, memory.seen(target, stack), non_blocking)
 
     def _add_upload(
@@ -299,7 +304,7 @@ class Operators:
             return
         touched.waits |= rule.waits is Waits.ALWAYS
         touched.protected = owned_by_allocator(block, source)
-        touched.add(source, write=False)
+        touched.add(source, _READ)
 
     def _add_download(
         self, touched: Touched, target: Tensor, source: Tensor, block: Block | None, non_blocking: bool
@@ -309,7 +314,7 @@ class Operators:
         touched.waits |= rule.waits is Waits.ALWAYS
         if block is not None:
             touched.protected = owned_by_allocator(block, target)
-            touched.add(target, write=True)
+            touched.add(target, _WRITE)
 
     def _to_copy(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """A new tensor with the values of one, perhaps on the other side."""
@@ -323,12 +328,10 @@ class Operators:
         stack, touched = program_stack(), Touched()
         if there:
             return self._uploaded(operator, func, args, kwargs, touched, stack)
-        with runtime.lock:
-            runtime.memory.settle()
-            runtime.memory.seen(source, stack)
-            touched.kind = OperationKind.COPY_TO_HOST
-            touched.add(source, write=False)
-            touched.waits = not non_blocking
+        runtime.memory.seen(source, stack)
+        touched.kind = OperationKind.COPY_TO_HOST
+        touched.add(source, _READ)
+        touched.waits = not non_blocking
         if not non_blocking:
             return self._run(operator, func, args, kwargs, touched, stack)
         return self._downloaded(operator, func, args, kwargs, touched, stack)
@@ -338,10 +341,8 @@ class Operators:
     ) -> Any:
         """``host.to("cuda")``: the new tensor lies as the source does, so the source alone decides how it is read."""
         runtime, source = self._runtime, args[0]
-        with runtime.lock:
-            runtime.memory.settle()
-            block = runtime.memory.seen(source, stack)
-            self._add_upload(touched, source, source, block, bool(kwargs.get("non_blocking", False)))
+        block = runtime.memory.seen(source, stack)
+        self._add_upload(touched, source, source, block, bool(kwargs.get("non_blocking", False)))
         return self._run(operator, func, args, kwargs, touched, stack)
 
     def _downloaded(
@@ -353,29 +354,31 @@ class Operators:
         touched.protected = True
         if queue.capture is None:
             runtime.pace.before(stack, runtime.backend)
-        with runtime.inside(operator.name):
-            result = func(*args, **kwargs)
-        with runtime.lock:
-            runtime.memory.settle()
-            runtime.memory.made(result, queue, stack, pinned=True)
-            touched.add(result, write=True)
-            work = touched.work(operator.name)
-            if queue.capture is None:
-                runtime.tell(queue, work, stack)
-            elif not queue.capture.lost:
-                queue.capture.add(queue, work)
+        entry = Entry((self._judge, queue.lane, operator.name, touched, stack, runtime.host_lane(), runtime.step, None))
+        if queue.capture is None:
+            runtime.sink.add(entry)
+        else:
+            touched.made = None
+        try:
+            with runtime.inside(operator.name):
+                result = func(*args, **kwargs)
+            runtime.memory.made(result, queue, stack, pinned=True, made=touched.made)
+            touched.add(result, _WRITE)
+        finally:
+            entry[-1] = True
         if queue.capture is None:
             runtime.pace.after(runtime.backend)
+        elif not queue.capture.lost:
+            queue.capture.add(queue, touched.work(operator.name))
         return result
 
     def _record_stream(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Memory is kept until a stream has passed this point; of a view of pinned memory torch says nothing."""
         runtime = self._runtime
         result = func(*args, **kwargs)
-        with runtime.lock:
-            block = runtime.find_block(args[0].data_ptr())
-            if block is not None and block.queue is not None:
-                block.record(runtime.queue_of(address_of_stream(args[1])))
+        block = runtime.find_block(args[0].data_ptr())
+        if block is not None and block.queue is not None:
+            block.record(runtime.queue_of(address_of_stream(args[1])))
         return result
 
 

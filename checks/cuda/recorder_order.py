@@ -57,7 +57,6 @@ class Order:
     def mark(self, queue: Queue, name: str) -> Record:
         """The present end of a stream."""
         runtime, capture = self._runtime, queue.capture
-        runtime.memory.settle()
         if capture is not None:
             return Record(queue, -1, capture.add_record(queue), capture)
         runtime.sink.operation(
@@ -75,7 +74,6 @@ class Order:
     def hold(self, queue: Queue, record: Record | None) -> None:
         """A stream is held until a record is passed; one of which nothing is known holds nothing."""
         runtime = self._runtime
-        runtime.memory.settle()
         if record is not None and record.capture is not None:
             if not record.capture.over:
                 record.capture.add_wait(queue, record)
@@ -128,7 +126,6 @@ class Order:
         with runtime.lock:
             if not runtime.active or runtime.captures.report_sync(name):
                 return
-            runtime.memory.settle()
             host = runtime.host_lane()
             sync = self._sync(host, kind, name)
             if record is not None and record.capture is None:
@@ -143,7 +140,6 @@ class Order:
         with runtime.lock:
             if not runtime.active or runtime.captures.report_sync(name):
                 return
-            runtime.memory.settle()
             host = runtime.host_lane()
             sync = self._sync(host, kind, name)
             for stream in streams:

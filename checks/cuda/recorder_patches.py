@@ -113,7 +113,6 @@ def _pinning(runtime: CudaRuntime, stock: Callable[..., Tensor]) -> Callable[...
         made = stock(*args, **kwargs)
         if kwargs.get("pin_memory"):
             with runtime.lock:
-                runtime.memory.settle()
                 runtime.memory.seen(made, program_stack())
         return made
 

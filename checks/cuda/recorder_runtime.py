@@ -18,6 +18,7 @@ from ..libraries import portable_path
 from ..virtual.queues import Queue, Work
 from ..virtual.stacks import program_stack
 from .backend import Backend
+from .journal import Journal
 from .recorder_graphs import Captures
 from .recorder_memory import Block, Memory
 from .recorder_order import Order
@@ -42,7 +43,8 @@ class CudaRuntime:
         pace: which operations come late, so that what they race with comes first.
 
     Attributes:
-        sink, backend, pace: as given.
+        sink: the journal in front of the one that was given.
+        backend, pace: as given.
         lock: held during every call; a sink needs none of its own.
         step: the runner's step, carried by every event.
         active: False once the recorder has ended.
@@ -50,11 +52,12 @@ class CudaRuntime:
         unseen: kernels that reach memory through addresses which no argument names, counted by name: such accesses
             are not told unless the kernel's effects are declared.
         here: what the calling thread is doing.
+        opener: the lane of the thread that opened the recorder.
         thread_mode: what a thread of the program does everything within.
     """
 
     def __init__(self, sink: EventSink, backend: Backend, pace: Pace | None = None) -> None:
-        self.sink = sink
+        self.sink = Journal(sink)
         self.backend = backend
         self.pace: Pace = Stretch(()) if pace is None else pace
         self.lock = threading.RLock()
@@ -66,7 +69,7 @@ class CudaRuntime:
         self.thread_mode: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
         self.queues: dict[int, Queue] = {}
         self._streams = 0
-        self._opener = self.host_lane()
+        self.opener = self.host_lane()
         self.memory = Memory(self)
         self.captures = Captures(self)
         self.order = Order(self)
@@ -83,7 +86,7 @@ class CudaRuntime:
         if lane is None:
             thread = threading.current_thread()
             foreign = isinstance(thread, threading._DummyThread)
-            lane = self.here.lane = self._opener if foreign else self.sink.lane(LaneKind.HOST, thread.name)
+            lane = self.here.lane = self.opener if foreign else self.sink.lane(LaneKind.HOST, thread.name)
         return lane
 
     def known_host_lane(self) -> int | None:
@@ -127,33 +130,32 @@ class CudaRuntime:
         find = self.memory.blocks.find
         tracked = [piece for piece in ranges if find(piece[0]) is not None]
         if tracked and self.active:
-            with self.lock:
-                self.memory.settle()
-                stack = program_stack()
-                identity = self.sink.operation(self.host_lane(), OperationKind.HOST_ACCESS, name, stack, step=self.step)
-                self.sink.access(identity, tracked, write=write, certain=certain)
+            stack = program_stack()
+            self.sink.add((self._host_access, self.host_lane(), name, stack, self.step, tracked, write, certain))
+
+    def _host_access(
+        self, lane: int, name: str, stack: Stack, step: int | None, ranges: Ranges, write: bool, certain: bool
+    ) -> None:
+        inner = self.sink.inner
+        number = inner.operation(lane, OperationKind.HOST_ACCESS, name, stack, step=step)
+        inner.access(number, ranges, write=write, certain=certain)
 
     # Operations
 
-    def tell(self, queue: Queue, work: Work, stack: Stack) -> int:
-        """An operation is about to be enqueued on a stream, which is not being captured.
+    def tell(self, queue: Queue, work: Work, stack: Stack) -> None:
+        """An operation is about to be enqueued on a stream, which is not being captured."""
+        self.sink.add((self.judge, queue.lane, work, stack, self.host_lane(), self.step))
 
-        Returns:
-            its number; if the work is open, more accesses and the sink's ``close`` follow.
-        """
-        sink = self.sink
-        number = sink.operation(
-            queue.lane, work.kind, work.name, stack, issuer=self.host_lane(), step=self.step, open=work.open
-        )
-        if work.reads:
-            sink.access(number, work.reads, write=False, protected=work.protected)
-        if work.writes:
-            sink.access(number, work.writes, write=True, protected=work.protected)
-        if work.possible_reads:
-            sink.access(number, work.possible_reads, write=False, certain=False)
-        if work.possible_writes:
-            sink.access(number, work.possible_writes, write=True, certain=False)
-        return number
+    def judge(self, lane: int, work: Work, stack: Stack, issuer: int, step: int | None) -> None:
+        """Hand an operation on to the sink."""
+        inner = self.sink.inner
+        number = inner.operation(lane, work.kind, work.name, stack, issuer=issuer, step=step)
+        for ranges, write in ((work.reads, False), (work.writes, True)):
+            if ranges:
+                inner.access(number, ranges, write=write, protected=work.protected)
+        for ranges, write in ((work.possible_reads, False), (work.possible_writes, True)):
+            if ranges:
+                inner.access(number, ranges, write=write, certain=False)
 
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
@@ -174,27 +176,11 @@ class CudaRuntime:
             try:
                 yield
             finally:
-                with self.lock:
-                    self.sink.end_lane(self.host_lane())
+                self.sink.end_lane(self.host_lane())
                 self.here.lane = None
 
     def close(self) -> None:
         """Nothing is told from now on."""
         with self.lock:
-            self.memory.settle()
             self.active = False
-
-
-def work_of(
-    name: str,
-    kind: OperationKind,
-    reads: Ranges,
-    writes: Ranges,
-    possible_reads: Ranges = (),
-    possible_writes: Ranges = (),
-    *,
-    protected: bool = False,
-    open: bool = False,  # noqa: A002 - the contract's name
-) -> Work:
-    """What an operation touches; see ``EventSink.access``. The device does the work itself."""
-    return Work(name, kind, None, reads, writes, possible_reads, possible_writes, True, protected, open)
+            self.sink.flush()

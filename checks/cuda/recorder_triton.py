@@ -105,7 +105,6 @@ class Launches:
             return run()
         stack = program_stack()
         with runtime.lock:
-            runtime.memory.settle()
             tensors = [
                 item for name, value in values.items() if name not in known.constexprs for item in pointers(value)
             ]

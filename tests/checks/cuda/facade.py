@@ -43,6 +43,10 @@ class Backend:
             storage = tensor.untyped_storage()
             return storage, storage.data_ptr(), storage.nbytes()
 
+    def base_of(self, tensor):
+        owner = tensor._face.owner
+        return owner.block.base if isinstance(owner, memory.Ownership) else tensor.data_ptr()
+
     def stream_of_memory(self, address):
         queue = self.runtime.find_block(address).queue
         return None if queue is None else queue.id
