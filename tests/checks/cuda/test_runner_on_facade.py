@@ -16,18 +16,18 @@ def recorded(target, steps):
     program = RunnerProgram(target, random_workload(256, 7, steps))
     with on_facade() as (recorder, _):
         program()
-    assert program.trace is not None and program.trace.crash is None
-    return recorder
+    return recorder, program.trace
 
 
 @pytest.mark.slow
 def test_the_runner_has_no_finding():
-    recorder = recorded(ReferenceTarget(), 8)
+    recorder, trace = recorded(ReferenceTarget(), 8)
+    assert trace.crash is None and len(trace.steps) >= 8
     assert recorder.findings == []
     assert recorder.unseen == {}
 
 
 def test_a_runner_without_one_of_its_fences_has():
     with mutant(MUTANT) as target:
-        recorder = recorded(target, 1)
+        recorder, _ = recorded(target, 1)
     assert {finding.code for finding in recorder.findings} == {"MRV204"}
