@@ -1,0 +1,1 @@
+"""The hooks on real CUDA; see README.md of this folder."""

@@ -110,7 +110,7 @@ class Captures:
             queue, stack = runtime.current_queue(), program_stack()
             self._check_addresses(captured.capture, stack)
             runtime.order.follow(queue, captured.end)
-            runtime.pace.before(stack, runtime.backend)
+            runtime.pace_before(stack)
             self._launch(captured, queue, stack)
             captured.replayed_on[queue.id] = queue
             captured.end = runtime.order.mark(queue, "graph.replay")
@@ -176,7 +176,7 @@ def install(runtime: CudaRuntime) -> Callable[[], None]:
     def replayed(self: Any) -> None:
         captures.replay(self)
         replay(self)
-        runtime.pace.after(runtime.backend)
+        runtime.pace_after()
 
     def forgotten(self: Any) -> None:
         captures.reset(self)

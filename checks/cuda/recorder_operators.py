@@ -79,6 +79,8 @@ class Operators:
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self._runtime = runtime
+        self._is_on_device, self._base_of = runtime.backend.is_on_device, runtime.backend.base_of
+        self._known = runtime.memory.storages
         special: tuple[tuple[Any, Callable[[Any, Any, Any], Any]], ...] = (
             (_aten.copy_.default, self._copy),
             (_aten._to_copy.default, self._to_copy),
@@ -111,7 +113,7 @@ class Operators:
 
     def _call(self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         tensors = tensors_in(args, kwargs)
-        is_on_device = self._runtime.backend.is_on_device
+        is_on_device = self._is_on_device
         for tensor in tensors:
             if is_on_device(tensor):
                 return self._on_device(operator, func, args, kwargs, tensors)
@@ -144,7 +146,7 @@ class Operators:
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor]
     ) -> Any:
         stack, touched = program_stack(), Touched()
-        if not operator.allocates:
+        if not operator.allocates and not operator.metadata:
             self._touch_arguments(touched, operator, args, kwargs, tensors, stack)
         return self._run(operator, func, args, kwargs, touched, stack)
 
@@ -153,19 +155,16 @@ class Operators:
         stack: Stack,
     ) -> None:  # fmt: skip
         """What it reads and writes of its arguments."""
-        backend, known = self._runtime.backend, self._runtime.memory.storages
+        is_on_device, base_of, known = self._is_on_device, self._base_of, self._known
         written = self._written(operator, args, kwargs) if operator.mutates else ()
         partial_read, partial_write = PARTIAL.get(operator.schema_name, _WHOLE)
         for index, tensor in enumerate(tensors):
-            write = id(tensor) in written
-            if operator.metadata and not write:
-                continue
-            if not backend.is_on_device(tensor):
+            if not is_on_device(tensor):
                 self._read_at_call(tensor, operator.name, stack)
                 continue
-            if backend.base_of(tensor) not in known:
+            if base_of(tensor) not in known:
                 self._runtime.memory.seen(tensor, stack)
-            if write:
+            if id(tensor) in written:
                 touched.add(tensor, _POSSIBLE_WRITE if index == partial_write else _WRITE)
             else:
                 touched.add(tensor, _POSSIBLE_READ if index == partial_read else _READ)
@@ -199,10 +198,11 @@ class Operators:
             return result
         if queue.capture is not None:
             return self._captured(operator, func, args, kwargs, touched, queue, stack)
-        sink, here = runtime.sink, runtime.here
+        sink, here, pace = runtime.sink, runtime.here, runtime.pace
         entry = Entry((self._judge, queue.lane, operator.name, touched, stack, runtime.host_lane(), runtime.step, None))
         sink.add(entry)
-        runtime.pace.before(stack, runtime.backend)
+        if pace is not None:
+            pace.before(stack, runtime.backend)
         outer, here.inside = here.inside, operator.name
         try:
             result = func(*args, **kwargs)
@@ -213,7 +213,8 @@ class Operators:
             entry[-1] = True
         if touched.waits:
             runtime.order.waited_inside(queue, operator.name)
-        runtime.pace.after(runtime.backend)
+        if pace is not None:
+            pace.after(runtime.backend)
         sink.flush_if_long()
         return result
 
@@ -240,10 +241,10 @@ class Operators:
 
     def _add_results(self, touched: Touched, operator: Operator, result: Any, queue: Queue, stack: Stack) -> None:
         """Results lie in memory of their own, which becomes known."""
-        memory, backend = self._runtime.memory, self._runtime.backend
+        memory, is_on_device = self._runtime.memory, self._is_on_device
         for tensor in (result,) if isinstance(result, Tensor) else result if isinstance(result, (list, tuple)) else ():
-            if isinstance(tensor, Tensor) and backend.is_on_device(tensor) and tensor.layout is torch.strided:
-                if backend.base_of(tensor) not in memory.storages:
+            if isinstance(tensor, Tensor) and is_on_device(tensor) and tensor.layout is torch.strided:
+                if self._base_of(tensor) not in self._known:
                     if operator.declared:  # it may give a view of memory that is known
                         memory.made(tensor, queue, stack, pinned=False, made=touched.made)
                     else:
@@ -353,7 +354,7 @@ class Operators:
         queue = runtime.current_queue()
         touched.protected = True
         if queue.capture is None:
-            runtime.pace.before(stack, runtime.backend)
+            runtime.pace_before(stack)
         entry = Entry((self._judge, queue.lane, operator.name, touched, stack, runtime.host_lane(), runtime.step, None))
         if queue.capture is None:
             runtime.sink.add(entry)
@@ -367,7 +368,7 @@ class Operators:
         finally:
             entry[-1] = True
         if queue.capture is None:
-            runtime.pace.after(runtime.backend)
+            runtime.pace_after()
         elif not queue.capture.lost:
             queue.capture.add(queue, touched.work(operator.name))
         return result

@@ -22,7 +22,7 @@ from .journal import Journal
 from .recorder_graphs import Captures
 from .recorder_memory import Block, Memory
 from .recorder_order import Order
-from .stretch import Pace, Stretch
+from .stretch import Pace
 
 Ranges = Sequence[ByteRange]
 
@@ -59,7 +59,7 @@ class CudaRuntime:
     def __init__(self, sink: EventSink, backend: Backend, pace: Pace | None = None) -> None:
         self.sink = Journal(sink)
         self.backend = backend
-        self.pace: Pace = Stretch(()) if pace is None else pace
+        self.pace = pace
         self.lock = threading.RLock()
         self.step: int | None = None
         self.active = True
@@ -156,6 +156,16 @@ class CudaRuntime:
         for ranges, write in ((work.possible_reads, False), (work.possible_writes, True)):
             if ranges:
                 inner.access(number, ranges, write=write, certain=False)
+
+    def pace_before(self, stack: Stack) -> None:
+        """An operation is about to be enqueued on the current stream."""
+        if self.pace is not None:
+            self.pace.before(stack, self.backend)
+
+    def pace_after(self) -> None:
+        """It was."""
+        if self.pace is not None:
+            self.pace.after(self.backend)
 
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:

@@ -121,11 +121,11 @@ class Launches:
     def _run(self, queue: Any, work: Work, stack: Any, run: Callable[[], Any]) -> Any:
         runtime = self._runtime
         if queue.capture is None:
-            runtime.pace.before(stack, runtime.backend)
+            runtime.pace_before(stack)
         with runtime.inside(work.name):
             result = run()
         if queue.capture is None:
-            runtime.pace.after(runtime.backend)
+            runtime.pace_after()
         elif not queue.capture.lost:
             with runtime.lock:
                 queue.capture.add(queue, work)

@@ -26,6 +26,21 @@ def test_record_holds_outcomes_and_versions(tmp_path, capsys):
     assert str(path) in capsys.readouterr().out
 
 
+MEASURED = """<?xml version="1.0"?><testsuites><testsuite name="pytest">
+<testcase classname="tests.a" name="test_cost" time="1.5"><properties><property name="cost" value='{"add": 7.5}' />
+</properties></testcase></testsuite></testsuites>"""
+
+
+def test_what_tests_measured_and_further_parts_are_in_it(tmp_path):
+    (tmp_path / "junit.xml").write_text(MEASURED)
+    (tmp_path / "part.json").write_text('{"outcome": "failed"}')
+    assert results.main(str(tmp_path / "junit.xml"), str(tmp_path / "out"), "x", f"part={tmp_path}/part.json") == 1
+    (path,) = (tmp_path / "out").iterdir()
+    record = json.loads(path.read_text())
+    assert record["tests"]["tests.a::test_cost"]["figures"] == {"cost": {"add": 7.5}}
+    assert record["part"] == {"outcome": "failed"} and record["verdict"] == "fail"
+
+
 @pytest.mark.parametrize(
     ("counts", "verdict"),
     [

@@ -38,8 +38,10 @@ class Backend:
     def memory_of(self, tensor):
         with below_modes():
             if isinstance(tensor, DeviceTensor):
-                block = tensor._face.owner.block
-                return tensor._face.owner, block.base, block.size
+                owner = tensor._face.owner
+                if owner is None:  # an empty tensor has no memory
+                    return self, 0, 0
+                return owner, owner.block.base, owner.block.size
             storage = tensor.untyped_storage()
             return storage, storage.data_ptr(), storage.nbytes()
 
