@@ -135,11 +135,14 @@ def workload_from_json(content: Mapping[str, JSON]) -> Workload:
         ) from error
 
 
+def _tuples(value: Any) -> Any:
+    """JSON knows lists only; the fields of a request are tuples."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
 def _request(content: Mapping[str, Any]) -> WorkloadRequest:
     values = dict(content)
-    sampling = dict(values["sampling"])
-    sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
-    values["sampling"] = SamplingParams(**sampling)
+    values["sampling"] = SamplingParams(**{name: _tuples(value) for name, value in values["sampling"].items()})
     for name in ("prompt", "preempt_after"):
         values[name] = tuple(int(item) for item in values[name])
     return WorkloadRequest(**values)

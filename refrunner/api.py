@@ -6,17 +6,12 @@ Python values: no tensor crosses this boundary, so a step can be written to JSON
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .errors import RequestError, shown
-
-SEED_RANGE = (-(2**63), 2**64)
-# Logits are divided by the temperature in float32; beyond these the quotient of an ordinary logit overflows.
-TEMPERATURE_RANGE = (1e-30, 1e30)
+from .sampling_params import SamplingParams as SamplingParams
 
 
 def whole_number(value: object) -> int:
@@ -28,76 +23,6 @@ def whole_number(value: object) -> int:
     if isinstance(value, bool):
         raise TypeError("a truth value is not a number")
     return operator.index(value)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How the tokens of one request are chosen.
-
-    Attributes:
-        temperature: 0 picks the most likely token (lowest id on a tie); above 0 the logits are divided by it
-            and a token is drawn by Gumbel-max.
-        seed: 64-bit seed of the request's noise; ``None`` lets the engine draw one. Only its value modulo
-            2**64 counts. The draw of a token is a function of (seed, position, token id, purpose) alone.
-        max_tokens: how many tokens to generate at most.
-        stop_token_ids: generation ends when one of these is generated (it is part of the output).
-
-    Raises:
-        RequestError: a value is of the wrong type, negative, not finite, or out of range.
-    """
-
-    temperature: float = 0.0
-    seed: int | None = None
-    max_tokens: int = 16
-    stop_token_ids: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        self._check_temperature()
-        if self.seed is not None and not (_is_int(self.seed) and SEED_RANGE[0] <= self.seed < SEED_RANGE[1]):
-            raise RequestError(
-                f"SamplingParams.seed={shown(self.seed)}",
-                "seed must be a whole number of 64 bits",
-                "further bits would be dropped, and two different seeds would give the same tokens",
-                "a seed between -2**63 and 2**64 - 1, or None",
-            )
-        if not _is_int(self.max_tokens) or self.max_tokens < 1:
-            raise RequestError(
-                f"SamplingParams.max_tokens={shown(self.max_tokens)}",
-                "max_tokens must be a whole number of at least 1",
-                "a request that generates nothing never finishes",
-                "max_tokens=1 or more",
-            )
-        stops = self.stop_token_ids
-        if not isinstance(stops, tuple) or not all(_is_int(token) and token >= 0 for token in stops):
-            raise RequestError(
-                f"SamplingParams.stop_token_ids={shown(stops)}",
-                "stop_token_ids must be a tuple of token ids, whole numbers from 0",
-                "each generated token is looked up in it, and an id that no token has never stops anything",
-                "a tuple such as (2,), or () for the model's own",
-            )
-
-    def _check_temperature(self) -> None:
-        low, high = TEMPERATURE_RANGE
-        number = isinstance(self.temperature, int | float) and not isinstance(self.temperature, bool)
-        # An int may be too large for a float, so it is compared and not converted; NaN fails every comparison.
-        if not number or not 0 <= self.temperature < math.inf:
-            raise RequestError(
-                f"SamplingParams.temperature={shown(self.temperature)}",
-                "temperature must be a finite number, 0 or above",
-                "logits are divided by it, and NaN or a negative value would silently invert or erase the distribution",
-                "temperature=0 for greedy decoding, or a positive number such as 0.7",
-            )
-        if self.temperature and not low <= self.temperature <= high:
-            raise RequestError(
-                f"SamplingParams.temperature={shown(self.temperature)}",
-                f"a temperature above 0 must lie between {low} and {high}",
-                "the device divides in float32; the quotients would overflow, tie, and give the lowest token id",
-                "temperature=0 for greedy decoding, or a positive number such as 0.7",
-            )
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -143,17 +68,59 @@ class Step:
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """What was asked for about the distribution that one token came from, or was given in.
+
+    Attributes:
+        value: of the token itself; a log-probability, or what ``RunnerConfig.logprobs_mode`` says.
+        rank: 1 + number of tokens whose value is larger.
+        token_ids: the likeliest tokens, likeliest first, the lowest id first among equals; for the whole vocabulary
+            the ids in order.
+        values: of ``token_ids``.
+        fixed: of ``SamplingParams.logprob_token_ids``, in their order.
+    """
+
+    value: float
+    rank: int
+    token_ids: tuple[int, ...]
+    values: tuple[float, ...]
+    fixed: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class LogitsFault:
+    """Logits of the model from which no proper draw can be made; a token is drawn all the same.
+
+    Attributes:
+        nan_count: logits that are NaN; they are treated as minus infinity.
+        first_nan: lowest token id among them; None if there are none.
+        exhausted: every token was minus infinity or forbidden; the token drawn is id 0.
+    """
+
+    nan_count: int
+    first_nan: int | None
+    exhausted: bool
+
+
+@dataclass(frozen=True)
 class StepOutput:
     """What one step produced, on the host.
 
     Attributes:
         token_ids: tokens drawn per request; a request whose prefill is not complete has no entry.
-        logprobs: log-probability of each of those tokens under the model's own distribution (before
-            temperature), natural logarithm, same keys and lengths.
+        logprobs: log-probability of each of those tokens, natural logarithm, same keys and lengths; under the model's
+            own distribution, or what ``RunnerConfig.logprobs_mode`` says.
+        top_logprobs: more of it, for requests that ask for ``logprobs``; same lengths.
+        prompt_logprobs: of requests that ask for them, one entry for each token of the prompt, None for the first,
+            with the request's first output.
+        faults: of requests whose logits had one.
     """
 
     token_ids: Mapping[str, tuple[int, ...]]
     logprobs: Mapping[str, tuple[float, ...]]
+    top_logprobs: Mapping[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    prompt_logprobs: Mapping[str, tuple[TokenLogprobs | None, ...]] = field(default_factory=dict)
+    faults: Mapping[str, LogitsFault] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-from torch import Tensor
-
-from .api import StepOutput
+from .api import LogitsFault, StepOutput, TokenLogprobs
 from .device import Device
-
-Value = TypeVar("Value", int, float)
+from .sampling.logprobs import LogprobReport
+from .sampling.prompt_logprobs import PromptReport
+from .sampling.sampler import SamplerOutput
 
 
 class AsyncOutput:
@@ -23,33 +20,50 @@ class AsyncOutput:
         device: Device,
         request_ids: tuple[str, ...],
         finished_prefill: frozenset[str],
-        token_ids: Tensor,
-        logprobs: Tensor,
+        sampled: SamplerOutput,
+        prompts: tuple[PromptReport, ...] = (),
     ) -> None:
         """Enqueue the download.
 
         Args:
-            request_ids: requests of the batch, in the order of the rows below.
+            request_ids: requests of the batch, in the order of the draws.
             finished_prefill: those whose draw counts; the others are still in the middle of their prefill.
-            token_ids: int32 [n] on the device.
-            logprobs: float32 [n] on the device.
+            sampled: the draws, on the device.
+            prompts: reports on prompts that this step has completed.
         """
-        self._request_ids = request_ids
-        self._finished_prefill = finished_prefill
-        self._copies, self._done = device.download((token_ids, logprobs))
+        self._drawn = {index: name for index, name in enumerate(request_ids) if name in finished_prefill}
+        self._asked = [(params.logprobs, len(params.logprob_token_ids)) for params in sampled.sampling]
+        self._prompts = prompts
+        report = () if sampled.report is None else sampled.report.tensors()
+        self._copies, self._done = device.download((sampled.sampled.result, sampled.logprobs, *report))
         self._output: StepOutput | None = None
 
     def result(self) -> StepOutput:
         """Wait for the copies; later calls return the same output."""
         if self._output is None:
             self._done.synchronize()
-            token_ids, logprobs = (copy.tolist() for copy in self._copies)
-            self._output = StepOutput(self._per_request(token_ids), self._per_request(logprobs))
+            tokens, nan_counts, first_nans, exhausted = self._copies[0].tolist()
+            logprobs = self._copies[1].tolist()
+            faults = {
+                name: LogitsFault(nan_counts[index], first_nans[index] if nan_counts[index] else None, bool(empty))
+                for (index, name) in self._drawn.items()
+                if (empty := exhausted[index]) or nan_counts[index]
+            }
+            self._output = StepOutput(
+                token_ids={name: (tokens[index],) for index, name in self._drawn.items()},
+                logprobs={name: (logprobs[index],) for index, name in self._drawn.items()},
+                top_logprobs=self._top_logprobs(),
+                prompt_logprobs={report.request_id: report.entries() for report in self._prompts},
+                faults=faults,
+            )
         return self._output
 
-    def _per_request(self, values: list[Value]) -> dict[str, tuple[Value, ...]]:
-        pairs = zip(self._request_ids, values, strict=True)
-        return {name: (value,) for name, value in pairs if name in self._finished_prefill}
+    def _top_logprobs(self) -> dict[str, tuple[TokenLogprobs, ...]]:
+        if len(self._copies) == 2:
+            return {}
+        entries = LogprobReport.of_tensors(self._copies[2:]).entries(self._asked)
+        pairs = ((name, entries[index]) for index, name in self._drawn.items())
+        return {name: (entry,) for name, entry in pairs if entry is not None}
 
 
 class EmptyOutput:

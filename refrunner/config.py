@@ -12,10 +12,9 @@ from .errors import ConfigurationError
 
 SUPPORTED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NULL_BLOCK = 0
-# The null block, and one to hand out.
-SMALLEST_POOL = 2
 ATTENTION_BACKENDS = ("torch", "triton")
 GRAPH_MODES = ("eager", "piecewise", "full")
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 # Every captured graph keeps memory of its own and takes time at startup.
 MOST_GRAPHS = 64
 SIMPLE_TYPES: dict[str, type] = {"int": int, "str": str, "bool": bool}
@@ -44,6 +43,14 @@ class RunnerConfig:
             meet.
         memory_fraction: 0 leaves ``num_kv_blocks`` as given. Above 0 it is replaced by as many blocks as fit into this
             share of the device's memory beside weights and activations, which a profiling run measures.
+        logprobs_mode: what a reported log-probability is: ``"raw_logprobs"``, of the model's own distribution;
+            ``"processed_logprobs"``, of the one that tokens are drawn from, after penalties, temperature and filters;
+            ``"raw_logits"`` and ``"processed_logits"``, the logits instead of their log-softmax. Tokens of a prompt are
+            not drawn from anything: theirs are of the model's own.
+        prompt_logprobs_chunk: tokens of a prompt whose logits are in memory at once when their log-probabilities are
+            asked for.
+        force_sampler_stages: run every stage of the sampler for every request; for verification only, since it must
+            change nothing.
         poison: fill freed rows, unused KV blocks and padding lanes with values that would show in the output if
             anything read them; for verification only.
 
@@ -63,6 +70,9 @@ class RunnerConfig:
     graph_mode: str = "eager"
     graph_sizes: tuple[int, ...] = ()
     memory_fraction: float = 0.0
+    logprobs_mode: str = "raw_logprobs"
+    prompt_logprobs_chunk: int = 1024
+    force_sampler_stages: bool = False
     poison: bool = False
 
     def __post_init__(self) -> None:
@@ -73,6 +83,7 @@ class RunnerConfig:
         self._check_attention()
         self._check_graphs()
         self._check_memory_fraction()
+        self._check_logprobs_mode()
         self._check_pool()
         check_compatible({field.name: getattr(self, field.name) for field in fields(self)})
 
@@ -180,8 +191,17 @@ class RunnerConfig:
                 "memory_fraction=0.9, or 0 to say num_kv_blocks yourself",
             )
 
+    def _check_logprobs_mode(self) -> None:
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            raise ConfigurationError(
+                f"RunnerConfig.logprobs_mode={self.logprobs_mode!r}",
+                f"it must be one of {', '.join(map(repr, LOGPROBS_MODES))}",
+                "a number that is reported means what was asked for, or nothing",
+                "logprobs_mode='raw_logprobs', of the model's own distribution",
+            )
+
     def _check_pool(self) -> None:
-        if self.num_kv_blocks < SMALLEST_POOL:
+        if self.num_kv_blocks < 2:
             raise ConfigurationError(
                 f"RunnerConfig.num_kv_blocks={self.num_kv_blocks}",
                 "the pool needs at least two blocks",

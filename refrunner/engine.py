@@ -189,12 +189,13 @@ class Engine:
     def _complete(self, params: SamplingParams) -> SamplingParams:
         """Fill in the model's stop tokens, and a seed where one is needed."""
         vocab_size = self._checkpoint.config.vocab_size
-        if any(token >= vocab_size for token in params.stop_token_ids):
+        outside = params.outside(vocab_size)
+        if outside is not None:
             raise RequestError(
-                f"SamplingParams.stop_token_ids={shown(params.stop_token_ids)}",
+                f"SamplingParams.{outside[0]}={shown(getattr(params, outside[0]))}",
                 f"token ids of this model are whole numbers in 0..{vocab_size - 1}",
-                "an id that the model cannot draw never stops anything",
-                "ids from this model's own tokenizer, or () for the model's own",
+                "an id that the model cannot draw never stops, favours or forbids anything",
+                "ids from this model's own tokenizer, or the attribute's default",
             )
         seed = params.seed
         if seed is not None:

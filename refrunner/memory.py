@@ -11,6 +11,7 @@ from .config import RunnerConfig
 from .errors import ConfigurationError
 from .kv_groups import KVGroups
 from .models.config import LlamaConfig
+from .sampling.tables import table_bytes
 
 LARGEST_TENSOR = 2**63 - 1
 # Beside the tensors: an entry of a Python list of ints, for the free rows and the free blocks.
@@ -26,10 +27,10 @@ def tensor_bytes(config: RunnerConfig, model: LlamaConfig) -> int:
     """Bytes of the tables, input buffers and KV cache that a runner allocates; weights and activations come on top."""
     rows, columns = config.max_num_reqs, config.max_blocks_per_request
     requests, tokens = padded(rows, config.pad_to), padded(config.max_num_batched_tokens, config.pad_to)
-    states = rows * (3 * 4 + 4 * config.max_model_len + 4 + 8)
+    states = rows * (3 * 4 + 4 * config.max_model_len) + table_bytes(config, model.vocab_size)
     groups = KVGroups.of_layers(model.layer_windows)
     tables = len(groups.windows) * ((rows + requests) * columns * 4 + tokens * 8 + 4)
-    inputs = tokens * (4 + 8) + requests * 4 + (requests + 1) * 4
+    inputs = tokens * (4 + 8) + requests * 4
     slots = config.num_kv_blocks * config.block_size
     cache = groups.layers_per_group * 2 * slots * model.num_kv_heads * model.head_dim * config.torch_dtype.itemsize
     return states + tables + inputs + cache

@@ -114,6 +114,26 @@ class StepChecker:
                 "the embedding has no such row; on a GPU the read would leave the table",
                 "ids from this model's own tokenizer",
             )
+        self._check_sampling(request)
+
+    def _check_sampling(self, request: NewRequest) -> None:
+        outside = request.sampling.outside(self._vocab_size)
+        if outside is not None:
+            raise StepError(
+                f"token id {outside[1]} in SamplingParams.{outside[0]} of request {request.request_id!r}",
+                f"token ids lie in 0..{self._vocab_size - 1}",
+                "the sampler's kernels read and write the logits at these places, and there are none",
+                "ids from this model's own tokenizer",
+            )
+        begun = len(request.token_ids) == request.prompt_len and request.num_computed_tokens > 0
+        if request.sampling.prompt_logprobs is not None and begun:
+            raise StepError(
+                f"new request {request.request_id!r} with prompt_logprobs and "
+                f"num_computed_tokens={request.num_computed_tokens}",
+                "a prompt whose log-probabilities are asked for is computed from its start",
+                "they come from the hidden states of every token, and a cache of keys and values holds none",
+                "num_computed_tokens=0, or prompt_logprobs=None",
+            )
         if request.sampling.temperature > 0 and request.sampling.seed is None:
             raise StepError(
                 f"new request {request.request_id!r} at temperature {request.sampling.temperature}",

@@ -37,8 +37,8 @@ MUTATIONS = (
     Mutation(
         "temperature_ignored",
         "kernels/gumbel.py",
-        "tl.div_rn(score, tl.zeros([BLOCK], tl.float32) + temperature) + gumbel_noise(high, low)",
-        "score + gumbel_noise(high, low)",
+        "    elif temperature > 0.0:\n        value = tl.div_rn(raw, tl.zeros_like(raw) + temperature)\n",
+        "",
         "tokens are drawn at temperature 1 whatever was asked for",
     ),
     Mutation(
@@ -66,8 +66,8 @@ MUTATIONS = (
     Mutation(
         "logprob_after_temperature",
         "kernels/gumbel.py",
-        "tl.store(best_logit_ptr + out, tl.sum(tl.where(token == best, logit, 0.0), 0))",
-        "tl.store(best_logit_ptr + out, tl.sum(tl.where(token == best, score, 0.0), 0))",
+        "tl.store(float_ptr + plane + out, tl.sum(tl.where(token == best, reported, 0.0), 0))",
+        "tl.store(float_ptr + plane + out, tl.sum(tl.where(token == best, score, 0.0), 0))",
         "the reported log-probability is made from the perturbed score",
     ),
 )

@@ -61,22 +61,23 @@ EDGES = (
     Mutation(
         "temperature_of_one_decimal",
         "sampling/tables.py",
-        "[sampling.temperature]",
-        "[round(sampling.temperature, 1)]",
+        "        sampling.temperature,\n",
+        "        round(sampling.temperature, 1),\n",
         "temperatures are rounded to one decimal",
     ),
     Mutation(
         "greedy_inherits_temperature",
         "sampling/tables.py",
-        "        self._temperature.stage_write(0, row, [sampling.temperature])\n",
-        "        if sampling.temperature:\n            self._temperature.stage_write(0, row, [sampling.temperature])\n",
+        "        self.reals.stage_write(row, 0, _reals_of(sampling))\n",
+        "        kept = int(not sampling.temperature)\n"
+        "        self.reals.stage_write(row, kept, _reals_of(sampling)[kept:])\n",
         "a greedy request keeps the temperature of the row's former owner",
     ),
     Mutation(
         "sum_of_the_first_block",
         "kernels/gumbel.py",
-        "sum_exp_ptr + offset, mask=inside",
-        "sum_exp_ptr + offset, mask=lane == 0",
+        "float_ptr + 3 * plane + offset, mask=inside",
+        "float_ptr + 3 * plane + offset, mask=lane == 0",
         "the softmax of a row is normalised by its first block",
     ),
     # State and poison: what no output shows.
@@ -115,8 +116,8 @@ EDGES = (
     Mutation(
         "greedy_below_a_half",
         "kernels/gumbel.py",
-        "if temperature > 0.0:",
-        "if temperature > 0.5:",
+        "    if temperature > 0.0:\n        seed",
+        "    if temperature > 0.5:\n        seed",
         "low temperatures are greedy",
     ),
     Mutation(

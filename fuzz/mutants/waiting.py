@@ -9,7 +9,7 @@ from __future__ import annotations
 from .source import Mutation
 
 _BUILT = "        self.batch = self._builder.build(layout, self._states, upload)\n"
-_DRAWN = "        sampled = self._sample(self.batch, self._forward(self.batch, graph))\n"
+_DRAWN = "        sampled = self._sample(self.batch, hidden)\n"
 _LEAVES = "            for block in blocks:\n                del self._owners[block]\n"
 
 WAITING = (

@@ -12,7 +12,9 @@ where a float32 is dense. 32 bits would not be enough: 2**-32 is the chance of a
 
 import triton.language as tl
 
+from .filters import ordered
 from .launch import kernel
+from .logits_processing import FILTERS
 
 PURPOSE_TARGET = tl.constexpr(0)
 _TWO_POW_32 = tl.constexpr(4294967296.0)
@@ -47,66 +49,95 @@ def gumbel_noise(high, low) -> tl.tensor:
 
 
 @kernel
+def processed_logit(raw, processed_ptr, token, inside, stages, threshold_ptr, temperature) -> tl.tensor:
+    """What is drawn from: the logit after every stage, filters and temperature included.
+
+    NaN becomes minus infinity. A row without a stage has neither a processed copy nor a threshold, only a temperature.
+    """
+    value = raw
+    if stages != 0:
+        value = tl.load(processed_ptr + token, mask=inside, other=float("-inf"))
+        if (stages & FILTERS) != 0:
+            value = tl.where(ordered(value) >= tl.load(threshold_ptr), value, float("-inf"))
+    elif temperature > 0.0:
+        value = tl.div_rn(raw, tl.zeros_like(raw) + temperature)
+    return tl.where(value == value, value, float("-inf"))
+
+
+@kernel
 def sample_blocks(
     logits_ptr,  # [N, V] float32
     logits_stride,
+    processed_ptr,  # [N, V] float32, dense; read for rows with a stage only
+    threshold_ptr,  # [N] int32; read for rows with a filter only
     rows_ptr,  # [N] int32
     positions_ptr,  # [N] int32: number of tokens before the one drawn
+    stages_ptr,  # [R] int32
+    stages_stride,
     temperature_ptr,  # [R] float32
+    temperature_stride,
     seed_ptr,  # [R] int64
-    best_score_ptr,  # [N, blocks] float32, out
-    best_token_ptr,  # [N, blocks] int32, out
-    best_logit_ptr,  # [N, blocks] float32, out
-    max_logit_ptr,  # [N, blocks] float32, out
-    sum_exp_ptr,  # [N, blocks] float32, out
+    float_ptr,  # [4, N, blocks] float32, out: best score, its reported value, largest reported value, sum of exp
+    int_ptr,  # [3, N, blocks] int32, out: best token, number of NaN logits, first of them
     vocab_size,
     num_blocks,
+    plane,  # N * blocks
+    PROCESSED: tl.constexpr,  # report processed values, not the model's
     BLOCK: tl.constexpr,
 ) -> None:
     """Winner of one block of one row, and the block's share of the softmax denominator.
 
     A NaN logit loses against every number. Temperature 0 takes the largest logit; the lowest id wins ties.
     """
-    index = tl.program_id(0)
+    index = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    row = tl.load(rows_ptr + index)
-    temperature = tl.load(temperature_ptr + row)
+    row = tl.load(rows_ptr + index).to(tl.int64)
+    temperature = tl.load(temperature_ptr + row * temperature_stride)
     first_token = block * BLOCK
     token = first_token + tl.arange(0, BLOCK)
-    row_ptr = logits_ptr + index.to(tl.int64) * logits_stride
-    logit = tl.load(row_ptr + token, mask=token < vocab_size, other=float("-inf"))
-    score = tl.where(logit == logit, logit, float("-inf"))
+    inside = token < vocab_size
+    logit = tl.load(logits_ptr + index * logits_stride + token, mask=token < vocab_size, other=float("-inf"))
+    stages = tl.load(stages_ptr + row * stages_stride)
+    value = processed_logit(
+        logit, processed_ptr + index * vocab_size, token, inside, stages, threshold_ptr + index, temperature
+    )
+    score = value
     if temperature > 0.0:
         seed = tl.load(seed_ptr + row)
         position = tl.load(positions_ptr + index)
         high = random_words(seed, position, first_token, PURPOSE_TARGET, 0, BLOCK)
         low = random_words(seed, position, first_token, PURPOSE_TARGET, 1, BLOCK)
-        score = tl.div_rn(score, tl.zeros([BLOCK], tl.float32) + temperature) + gumbel_noise(high, low)
+        score = value + gumbel_noise(high, low)
     best_score = tl.max(score, 0)
     best = tl.min(tl.where(score == best_score, token, 2147483647), 0)
-    largest = tl.max(logit, 0)
+    reported = logit
+    if PROCESSED:
+        reported = value
+    largest = tl.max(reported, 0)
     finite = tl.where(largest == float("-inf"), 0.0, largest)
+    missing = logit != logit
     out = index * num_blocks + block
-    tl.store(best_score_ptr + out, best_score)
-    tl.store(best_token_ptr + out, best)
-    tl.store(best_logit_ptr + out, tl.sum(tl.where(token == best, logit, 0.0), 0))
-    tl.store(max_logit_ptr + out, largest)
-    tl.store(sum_exp_ptr + out, tl.sum(tl.exp(logit - finite), 0))
+    tl.store(float_ptr + out, best_score)
+    tl.store(float_ptr + plane + out, tl.sum(tl.where(token == best, reported, 0.0), 0))
+    tl.store(float_ptr + 2 * plane + out, largest)
+    tl.store(float_ptr + 3 * plane + out, tl.sum(tl.exp(reported - finite), 0))
+    tl.store(int_ptr + out, best)
+    tl.store(int_ptr + plane + out, tl.sum(missing.to(tl.int32), 0))
+    tl.store(int_ptr + 2 * plane + out, tl.min(tl.where(missing, token, 2147483647), 0))
 
 
 @kernel
 def combine_blocks(
-    best_score_ptr,  # [N, blocks] float32
-    best_token_ptr,  # [N, blocks] int32
-    best_logit_ptr,  # [N, blocks] float32
-    max_logit_ptr,  # [N, blocks] float32
-    sum_exp_ptr,  # [N, blocks] float32
-    token_ptr,  # [N] int32, out
-    logprob_ptr,  # [N] float32, out
+    float_ptr,  # [4, N, blocks] float32, see `sample_blocks`
+    int_ptr,  # [3, N, blocks] int32, likewise
+    result_ptr,  # [4, N] int32, out: token, number of NaN logits, first of them, whether no token was left
+    value_ptr,  # [3, N] float32, out: value of the token, largest value, log of the sum of exp below it
+    count,  # N
     num_blocks,
+    LOGARITHM: tl.constexpr,  # report log-probabilities, not logits
     BLOCKS: tl.constexpr,
 ) -> None:
-    """Winner of a row over its blocks, and its log-probability under the softmax of the raw logits.
+    """Winner of a row over its blocks, and its log-probability.
 
     The block sums are added as a tree, not one after another, which keeps the rounding error near log2(blocks)
     units instead of blocks.
@@ -115,13 +146,25 @@ def combine_blocks(
     lane = tl.arange(0, BLOCKS)
     inside = lane < num_blocks
     offset = index * num_blocks + lane
-    score = tl.load(best_score_ptr + offset, mask=inside, other=float("-inf"))
-    token = tl.load(best_token_ptr + offset, mask=inside, other=2147483647)
-    best_token = tl.min(tl.where(score == tl.max(score, 0), token, 2147483647), 0)
-    best_logit = tl.load(best_logit_ptr + offset, mask=inside, other=0.0)
-    best_logit = tl.sum(tl.where(token == best_token, best_logit, 0.0), 0)
-    maximum = tl.load(max_logit_ptr + offset, mask=inside, other=float("-inf"))
+    plane = count * num_blocks
+    score = tl.load(float_ptr + offset, mask=inside, other=float("-inf"))
+    token = tl.load(int_ptr + offset, mask=inside, other=2147483647)
+    best_score = tl.max(score, 0)
+    best_token = tl.min(tl.where(score == best_score, token, 2147483647), 0)
+    value = tl.load(float_ptr + plane + offset, mask=inside, other=0.0)
+    value = tl.sum(tl.where(token == best_token, value, 0.0), 0)
+    maximum = tl.load(float_ptr + 2 * plane + offset, mask=inside, other=float("-inf"))
     largest = tl.max(maximum, 0)
-    share = tl.load(sum_exp_ptr + offset, mask=inside, other=0.0) * tl.exp(maximum - largest)
-    tl.store(token_ptr + index, best_token)
-    tl.store(logprob_ptr + index, (best_logit - largest) - tl.log(tl.sum(share, 0)))
+    share = tl.load(float_ptr + 3 * plane + offset, mask=inside, other=0.0) * tl.exp(maximum - largest)
+    log_sum = tl.log(tl.sum(share, 0))
+    if LOGARITHM:
+        value = (value - largest) - log_sum
+    missing = tl.sum(tl.load(int_ptr + plane + offset, mask=inside, other=0), 0)
+    first = tl.min(tl.load(int_ptr + 2 * plane + offset, mask=inside, other=2147483647), 0)
+    tl.store(result_ptr + index, best_token)
+    tl.store(result_ptr + count + index, missing)
+    tl.store(result_ptr + 2 * count + index, first)
+    tl.store(result_ptr + 3 * count + index, (best_score == float("-inf")).to(tl.int32))
+    tl.store(value_ptr + index, value)
+    tl.store(value_ptr + count + index, largest)
+    tl.store(value_ptr + 2 * count + index, log_sum)

@@ -8,12 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.gumbel import combine_blocks, sample_blocks
-
-# On a GPU a block is what one program holds in registers. On the CPU a program costs about a millisecond whatever
-# its size, so a row is cut into as few blocks as Triton's largest tensor (2**20 elements) allows; but into two, so
-# that what combines the blocks of a row on a GPU is at work here too.
-GPU_BLOCK = 1024
-CPU_BLOCK = 2**17
+from .blocks import LAUNCH, block_of, power_of_two
 
 
 @dataclass(frozen=True)
@@ -21,12 +16,40 @@ class Sampled:
     """One drawn token per row, on the device of the logits, written on the current stream.
 
     Attributes:
-        token_ids: int32 [N].
-        logprobs: float32 [N], natural logarithm, under the softmax of the raw logits.
+        result: int32 [4, N]: token, number of NaN logits, token id of the first one (any number if there is none),
+            1 if no token was left to draw.
+        values: float32 [3, N]: the token's log-probability (natural logarithm) or logit, then the row's largest value
+            and the logarithm of the sum of exp(value - largest).
     """
 
-    token_ids: Tensor
-    logprobs: Tensor
+    result: Tensor
+    values: Tensor
+
+    @property
+    def token_ids(self) -> Tensor:
+        """int32 [N]."""
+        return self.result[0]
+
+    @property
+    def logprobs(self) -> Tensor:
+        """float32 [N]."""
+        return self.values[0]
+
+
+@dataclass(frozen=True)
+class Processed:
+    """What the parameters made of the logits.
+
+    Attributes:
+        stages: int32 [R], stages of each row of the tables; any stride.
+        logits: float32 [N, V], dense, through all stages and divided by the temperature; undefined in rows without a
+            stage.
+        thresholds: int32 [N], see ``kernels.filters``; undefined in rows without a filter.
+    """
+
+    stages: Tensor
+    logits: Tensor
+    thresholds: Tensor
 
 
 def sample(
@@ -35,8 +58,10 @@ def sample(
     positions: Tensor,
     temperature: Tensor,
     seeds: Tensor,
+    processed: Processed | None = None,
     *,
-    block_size: int | None = None,
+    report_processed: bool = False,
+    report_logarithm: bool = True,
 ) -> Sampled:
     """Draw one token per row of logits; enqueues two launches and waits for nothing.
 
@@ -44,37 +69,36 @@ def sample(
         logits: float32 [N, V], unit stride in V; not modified.
         rows: int32 [N], row of the parameter tables that each logits row belongs to.
         positions: int32 [N], number of tokens before the one drawn.
-        temperature: float32 [R]; 0 is greedy.
+        temperature: float32 [R], any stride; 0 is greedy.
         seeds: int64 [R], the 64 bits of the seed.
-        block_size: tokens per program, a power of two from 4 to 2**20; by default what suits the device.
+        processed: draws come from these logits in the rows that have a stage; None if no row has.
+        report_processed: report values of what was drawn from, not of ``logits``.
+        report_logarithm: report log-probabilities, not logits.
     """
     count, vocab_size = logits.shape
-    block = block_size or _block_size(logits)
+    block = block_of(logits.device, vocab_size)
     num_blocks = -(-vocab_size // block)
-    # Not parts of one tensor: their alignment would change with the batch, and the kernel would be compiled anew.
-    best_score, best_logit, max_logit, sum_exp = (
-        torch.empty(count, num_blocks, dtype=torch.float32, device=logits.device) for _ in range(4)
+    floats = torch.empty(4, count, num_blocks, dtype=torch.float32, device=logits.device)
+    ints = torch.empty(3, count, num_blocks, dtype=torch.int32, device=logits.device)
+    sampled = Sampled(
+        torch.empty(4, count, dtype=torch.int32, device=logits.device),
+        torch.empty(3, count, dtype=torch.float32, device=logits.device),
     )
-    best_token = torch.empty(count, num_blocks, dtype=torch.int32, device=logits.device)
-    token_ids = torch.empty(count, dtype=torch.int32, device=logits.device)
-    logprobs = torch.empty(count, dtype=torch.float32, device=logits.device)
+    processed = processed or _unprocessed(logits)
+    stages = processed.stages
     sample_blocks[(count, num_blocks)](
-        logits, logits.stride(0), rows, positions, temperature, seeds,
-        best_score, best_token, best_logit, max_logit, sum_exp,
-        vocab_size, num_blocks, BLOCK=block,
+        logits, logits.stride(0), processed.logits, processed.thresholds, rows, positions, stages, stages.stride(0),
+        temperature, temperature.stride(0), seeds, floats, ints, vocab_size, num_blocks, count * num_blocks,
+        PROCESSED=report_processed, BLOCK=block, **LAUNCH,
     )  # fmt: skip
     combine_blocks[(count,)](
-        best_score, best_token, best_logit, max_logit, sum_exp,
-        token_ids, logprobs, num_blocks, BLOCKS=_power_of_two(num_blocks),
+        floats, ints, sampled.result, sampled.values, count, num_blocks,
+        LOGARITHM=report_logarithm, BLOCKS=power_of_two(num_blocks), **LAUNCH,
     )  # fmt: skip
-    return Sampled(token_ids, logprobs)
+    return sampled
 
 
-def _block_size(logits: Tensor) -> int:
-    if logits.device.type != "cpu":
-        return GPU_BLOCK
-    return min(CPU_BLOCK, max(4, _power_of_two(logits.shape[1]) // 2))
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+def _unprocessed(logits: Tensor) -> Processed:
+    """No stage in any row: all rows read one zero, and the other two are never read."""
+    zero = torch.zeros(1, dtype=torch.int32, device=logits.device)
+    return Processed(zero.expand(2), logits, zero)

@@ -1,7 +1,15 @@
-"""The sampler: parameters of every live request in tables of its own, and one token a request and step out of them."""
+"""The sampler: parameters of every live request in tables of its own, and one token a request and step out of them.
+
+The stages come in the order that ``SamplingParams`` documents. Each is skipped for a batch in which no request needs
+it, and for every single row that does not; ``RunnerConfig.force_sampler_stages`` runs them all and must change nothing.
+A mask of a grammar would come before all of them, on the logits that are reported as the model's own.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,13 +17,41 @@ from ..api import NewRequest
 from ..config import RunnerConfig
 from ..device import Device
 from ..input_batch import InputBatch
+from ..kernels import logits_processing as kernels
+from ..kernels.filters import LOWEST, find_thresholds
 from ..request_states import RequestStates
+from ..sampling_params import FULL_VOCABULARY, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_BIASES, MAX_STOPS, SamplingParams
 from ..staging import PackedUpload
-from .gumbel import Sampled, sample
-from .tables import SamplingTables
+from .blocks import LAUNCH, block_of, row_block_of
+from .gumbel import Processed, Sampled, sample
+from .logprobs import Asker, LogprobReport, Reported, report_logprobs
+from .penalties import PenaltyState
+from .tables import SamplingTables, mask_words
 
-# What a step's draws are; see there.
-SamplerOutput = Sampled
+
+@dataclass(frozen=True)
+class SamplerOutput:
+    """What a step's draws are, on the device.
+
+    Attributes:
+        sampled: tokens and their log-probabilities.
+        report: further log-probabilities, if a request asked for any.
+        sampling: parameters of each request of the batch, in order.
+    """
+
+    sampled: Sampled
+    report: LogprobReport | None
+    sampling: tuple[SamplingParams, ...]
+
+    @property
+    def token_ids(self) -> Tensor:
+        """int32 [N]."""
+        return self.sampled.token_ids
+
+    @property
+    def logprobs(self) -> Tensor:
+        """float32 [N]."""
+        return self.sampled.logprobs
 
 
 class Sampler:
@@ -23,28 +59,45 @@ class Sampler:
 
     Within a step: ``add`` and ``remove`` on the host, then ``pack``, ``apply`` after the upload, ``sample`` after the
     forward pass, and ``post_update`` before the state table advances.
+
+    Attributes:
+        tables: parameters of the live requests.
+        no_threshold: int32 [max(R, prompt_logprobs_chunk)] on the device, constant: the threshold that keeps all.
     """
 
     def __init__(self, config: RunnerConfig, device: Device, vocab_size: int) -> None:
+        self.tables = SamplingTables(config, device, vocab_size)
+        lanes = max(config.max_num_reqs, config.prompt_logprobs_chunk)
+        self.no_threshold = torch.full((lanes,), LOWEST.value, dtype=torch.int32, device=device.torch_device)
+        self._penalties = PenaltyState(config, device, vocab_size)
+        self._sampling: dict[int, SamplingParams] = {}
         self._poison = config.poison
-        self._tables = SamplingTables(config, device)
+        self._processed_values = config.logprobs_mode.startswith("processed")
+        self._logarithm = config.logprobs_mode.endswith("logprobs")
 
     def add(self, row: int, request: NewRequest) -> None:
         """Stage the parameters of a request that has got this row, new or resumed."""
-        self._tables.add(row, request.sampling)
+        self._sampling[row] = request.sampling
+        self.tables.add(row, request)
+        if self.tables.stages[row] & kernels.PENALTIES.value:
+            self._penalties.add(row, len(request.token_ids))
 
     def remove(self, row: int) -> None:
         """Forget a row whose request leaves; work already enqueued may still read it."""
+        del self._sampling[row]
+        self._penalties.remove(row)
         if self._poison:
-            self._tables.poison(row)
+            self.tables.poison(row)
 
     def pack(self, upload: PackedUpload) -> None:
         """Add what was staged to the step's upload."""
-        self._tables.pack(upload)
+        self.tables.pack(upload)
+        self._penalties.pack(upload)
 
     def apply(self, upload: PackedUpload, states: RequestStates) -> None:
         """Bring the tables up to date; the state table is so already."""
-        self._tables.apply(upload)
+        self.tables.apply(upload)
+        self._penalties.apply(upload, self.tables, states)
 
     def sample(self, logits: Tensor, batch: InputBatch, states: RequestStates) -> SamplerOutput:
         """Draw one token per request.
@@ -54,14 +107,70 @@ class Sampler:
             batch: the step's inputs.
             states: the state table as it was before the step.
         """
-        return sample(logits, batch.rows, batch.sample_positions, self._tables.temperature, self._tables.seeds)
+        processed = self._process(logits, batch, states)
+        tables = self.tables
+        sampled = sample(
+            logits, batch.rows, batch.sample_positions, tables.temperature, tables.seeds, processed,
+            report_processed=self._processed_values, report_logarithm=self._logarithm,
+        )  # fmt: skip
+        sampling = tuple(self._sampling[int(row)] for row in batch.host_rows)
+        return SamplerOutput(sampled, self._report(logits, processed, sampled, batch, sampling), sampling)
 
-    def warm_up(self, logits: Tensor) -> SamplerOutput:
-        """Launch every kernel of the sampler once, for rows of nobody; no row's state changes.
+    def post_update(self, batch: InputBatch, output: SamplerOutput, states: RequestStates) -> None:
+        """Take note of the draws, while the state table still shows the step's beginning."""
+        if self._stages(batch) & kernels.PENALTIES.value:
+            self._penalties.advance(batch, output.token_ids, self.tables, states)
 
-        Args:
-            logits: float32 [n, V].
-        """
-        self._tables.warm_up()
-        nobody = torch.zeros(logits.shape[0], dtype=torch.int32, device=logits.device)
-        return sample(logits, nobody, nobody, self._tables.temperature, self._tables.seeds)
+    def asker(self, rows: Tensor, column: int) -> Asker:
+        """What the requests in these rows want reported, according to a column of their numbers."""
+        fixed = self.tables.number(kernels.NUM_LOGPROB_IDS.value)
+        return Asker(rows, self.tables.number(column), fixed, self.tables.logprob_ids.gpu)
+
+    def _stages(self, batch: InputBatch) -> int:
+        """Stages that some request of the batch needs."""
+        return int(np.bitwise_or.reduce(self.tables.stages[batch.host_rows]))
+
+    def _process(self, logits: Tensor, batch: InputBatch, states: RequestStates) -> Processed | None:
+        """The logits to draw from, in at most two launches; none if the model's own will do for the whole batch."""
+        stages = self._stages(batch)
+        if not stages:
+            return None
+        tables, (count, vocab_size) = self.tables, logits.shape
+        processed = torch.empty(count, vocab_size, dtype=torch.float32, device=logits.device)
+        block = block_of(logits.device, vocab_size)
+        process_grid = (count, -(-vocab_size // block))
+        kernels.process_logits[process_grid](
+            logits, logits.stride(0), batch.rows, batch.sample_positions, tables.numbers.gpu, tables.reals.gpu,
+            tables.allowed.gpu, tables.bias_tokens.gpu, tables.bias_values.gpu, tables.stops.gpu, tables.bad_words.gpu,
+            self._penalties.prompt_mask, self._penalties.counts, states.token_ids, states.token_ids.stride(0),
+            processed, vocab_size, mask_words(vocab_size), BIASES=MAX_BIASES, STOPS=MAX_STOPS, WORDS=MAX_BAD_WORDS,
+            WORD_TOKENS=MAX_BAD_WORD_TOKENS, BLOCK=block, **LAUNCH,
+        )  # fmt: skip
+        thresholds = self.no_threshold
+        if stages & kernels.FILTERS.value:
+            thresholds = torch.empty(count, dtype=torch.int32, device=logits.device)
+            find_thresholds[(count,)](
+                processed, batch.rows, tables.numbers.gpu, tables.reals.gpu, thresholds, vocab_size,
+                BLOCK=row_block_of(logits.device, vocab_size), **LAUNCH,
+            )  # fmt: skip
+        return Processed(tables.number(kernels.STAGES.value), processed, thresholds)
+
+    def _report(
+        self,
+        logits: Tensor,
+        processed: Processed | None,
+        sampled: Sampled,
+        batch: InputBatch,
+        sampling: tuple[SamplingParams, ...],
+    ) -> LogprobReport | None:
+        """Log-probabilities beyond those of the drawn tokens, if a request of the batch wants any."""
+        if all(params.logprobs is None and not params.logprob_token_ids for params in sampling):
+            return None
+        thresholds = self.no_threshold
+        if self._processed_values and processed is not None:
+            logits, thresholds = processed.logits, processed.thresholds
+        reported = Reported(logits, thresholds, sampled.values[1:], self._logarithm)
+        full = [index for index, params in enumerate(sampling) if params.logprobs == FULL_VOCABULARY]
+        columns = max(params.logprobs or 0 for params in sampling)
+        asker = self.asker(batch.rows, kernels.TOP_LOGPROBS.value)
+        return report_logprobs(reported, sampled.token_ids, asker, columns, full)

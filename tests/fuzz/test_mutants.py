@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import inspect
 import sys
 from pathlib import Path
 
@@ -67,8 +68,10 @@ def test_an_exception_inside_the_scope_leaves_nothing():
     assert [folder.exists() for folder in folders] == [False]
 
 
-@pytest.mark.parametrize(("old", "count"), [("max_num_reqs: int = 17", 0), ("int = ", 6)])
-def test_a_stale_mutation_is_refused(old, count):
+@pytest.mark.parametrize("old", ["max_num_reqs: int = 17", "int = "])
+def test_a_stale_mutation_is_refused(old):
+    count = inspect.getsource(original).count(old)
+    assert count != 1
     stale = Mutation("stale", "config.py", old, "x", "out of date")
     with pytest.raises(ValueError, match=f"'stale'.*config.py, found {count} times"), mutated_package(stale):
         pass

@@ -16,6 +16,7 @@ from mrv2.refrunner.kernels.gumbel import PURPOSE_TARGET, gumbel_noise, random_w
 from mrv2.refrunner.kernels.launch import kernel
 from mrv2.refrunner.oracle.noise import Purpose, exponential, words
 from mrv2.refrunner.oracle.rounding import NOISE_ERROR, UNIT_ROUNDOFF
+from mrv2.refrunner.sampling import blocks
 from mrv2.refrunner.sampling import gumbel as module
 
 SEEDS = (0, 1, -1, 2**32, -(2**32), 2**63 - 1, -(2**63), 2**63, 2**64 - 1, 0x0123456789ABCDEF)
@@ -159,7 +160,7 @@ def test_draws_are_the_oracles(check_draws, monkeypatch, vocab_size, block):
     """Vocabularies that are no multiple of four or of the block, and rows of one and of many blocks."""
     if vocab_size // block > 20:
         block = 16
-    monkeypatch.setattr(module, "CPU_BLOCK", block)
+    monkeypatch.setattr(blocks, "CPU_BLOCK", block)
     draws = [Draw(0.0), Draw(0.7, 11, 3), Draw(1.0, -5, 2**31 - 1), Draw(30.0, 2**64 - 1, 0)]
     check_draws(random_logits(len(draws), vocab_size), draws)
 
@@ -194,14 +195,14 @@ def test_every_half_of_the_seed_and_the_position_matter(check_draws):
 def test_any_batch_of_draws(check_draws, draws, vocab_size, spread, block):
     batch = [Draw(*draw) for draw in draws]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "CPU_BLOCK", block)
+        patch.setattr(blocks, "CPU_BLOCK", block)
         check_draws(random_logits(len(batch), vocab_size, vocab_size, spread), batch)
 
 
 @pytest.mark.parametrize("block", [4, 16])
 @pytest.mark.parametrize(("first", "second"), [(0, 1), (3, 4), (1, 15), (5, 9)])
 def test_the_lowest_id_wins_a_greedy_tie(check_draws, monkeypatch, first, second, block):
-    monkeypatch.setattr(module, "CPU_BLOCK", block)
+    monkeypatch.setattr(blocks, "CPU_BLOCK", block)
     logits = torch.zeros(1, 16)
     logits[0, [first, second]] = 2.5
     assert check_draws(logits, [Draw(0.0)]) == [first]
@@ -211,7 +212,7 @@ def test_the_lowest_id_wins_a_greedy_tie(check_draws, monkeypatch, first, second
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("block", [4, 16])
 def test_rows_without_a_finite_logit_still_give_a_token(device, monkeypatch, temperature, block):
-    monkeypatch.setattr(module, "CPU_BLOCK", block)
+    monkeypatch.setattr(blocks, "CPU_BLOCK", block)
     rows = torch.full((3, 10), float("-inf"), device=device)
     rows[1] = float("nan")
     rows[2, 7] = float("inf")
@@ -224,7 +225,7 @@ def test_rows_without_a_finite_logit_still_give_a_token(device, monkeypatch, tem
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("block", [4, 16])
 def test_nan_and_minus_infinity_lose(device, monkeypatch, temperature, block):
-    monkeypatch.setattr(module, "CPU_BLOCK", block)
+    monkeypatch.setattr(blocks, "CPU_BLOCK", block)
     for spoiler in (float("nan"), float("-inf")):
         logits = torch.full((1, 10), spoiler, device=device)
         logits[0, 6] = -50.0
@@ -260,7 +261,7 @@ def test_rows_beyond_two_billion_elements():
 @pytest.mark.parametrize("block", [16, 2**17])
 def test_a_draw_depends_on_nothing_beside_it(monkeypatch, block):
     """Alone or in a batch, in any order and any row of the tables: the same token and the same logprob, bit for bit."""
-    monkeypatch.setattr(module, "CPU_BLOCK", block)
+    monkeypatch.setattr(blocks, "CPU_BLOCK", block)
     logits = random_logits(5, 100)
     draws = [Draw(0.0), Draw(0.7, 3, 9), Draw(1.0, 3, 9), Draw(1.0, -4, 2), Draw(2.0, 2**40, 7)]
     together = sample(logits, draws)

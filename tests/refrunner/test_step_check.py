@@ -67,6 +67,14 @@ REFUSED = {
     "prompt longer than the tokens": Refused(Step(new=(new("c", prompt_len=6),)), "prompt_len=6"),
     "token below the vocabulary": Refused(Step(new=(new("c", first=-1),)), "token id -1 of request 'c'"),
     "token above the vocabulary": Refused(Step(new=(new("c", first=VOCAB - 4),)), "token id 256 of request 'c'"),
+    "bias outside the vocabulary": Refused(
+        Step(new=(raw(sampling=SamplingParams(logit_bias=((VOCAB, 1.0),))),)),
+        "256 in SamplingParams.logit_bias of request",
+    ),
+    "prompt logprobs of a prompt that is in the cache": Refused(
+        Step(new=(raw(sampling=SamplingParams(prompt_logprobs=1), prompt_len=2, num_computed_tokens=1),)),
+        "prompt_logprobs and",
+    ),
     "draw without a seed": Refused(Step(new=(new("c", temperature=0.5),)), "'c' at temperature 0.5: it has no seed"),
     "computed below zero": Refused(Step(new=(new("c", computed=-1),)), "num_computed_tokens=-1"),
     "all computed": Refused(Step(new=(new("c", computed=5),)), "num_computed_tokens=5"),
@@ -145,7 +153,7 @@ WRONG_TYPES = {
     "sampling is None": Refused(Step(new=(raw(sampling=None),)), "sampling of request 'c': None"),
     "sampling as a dict": Refused(Step(new=(raw(sampling={"temperature": 0}),)), "it must be a SamplingParams"),
     "sampling of another shape": Refused(
-        Step(new=(raw(sampling=SimpleNamespace(temperature="hot", seed=1, max_tokens=1, stop_token_ids=())),)),
+        Step(new=(raw(sampling=SimpleNamespace(**{**vars(SamplingParams()), "temperature": "hot"})),)),
         "sampling of request 'c', SamplingParams.temperature='hot'",
     ),
     "scheduled as a list": Refused(Step(scheduled=["a"]), "Step.scheduled: .*it must be a mapping"),
@@ -225,8 +233,8 @@ def busy(make_runner):
 
 def state_of(runner):
     """Everything that a step may change, on the host and on the device."""
-    states, tables, sampling = runner._states, runner._builder.block_tables, runner._sampler._tables
-    written = (states._counters, states._token_ids, sampling._temperature, sampling._seeds, tables._table)
+    states, tables, sampling = runner._states, runner._builder.block_tables, runner._sampler.tables
+    written = (states._counters, states._token_ids, *sampling._all, tables._table)
     return {
         "rows": (dict(states.row_of), list(states.free_rows)),
         "counts": (dict(runner._computed), dict(runner._total), dict(runner._owners)),

@@ -1,0 +1,116 @@
+"""Min-p, top-k and top-p as one threshold a row, exact and without a sort.
+
+Each filter keeps the largest logits, so each is a threshold, and the strictest of the three holds. Logits are compared
+as integers (`ordered`), whose bits a bisection fixes one by one, from the top: 32 counts of the row find the k-th
+largest logit, and 32 sums find where the probability above it reaches p.
+
+For top-p, the weight exp(x - max) of each token is cut to a whole number of 2**-40. Sums of whole numbers are exact
+and have no order, so the threshold depends neither on the size of a block nor on the device's way of adding. Against
+exact real numbers a weight is off by no more than E = 2**-21 + 2**-23 * (max - x) of itself (exp to 2 units in the last
+place, its argument to one rounding) and by 2**-40: the mass above a token, as a share, is off by at most
+2 * (E + V * 2**-40). Equal logits stay or go together.
+"""
+
+import triton.language as tl
+
+from .launch import kernel
+from .logits_processing import (
+    COLUMN_TOP_K,
+    COLUMN_TOP_P,
+    FILTERS,
+    LOG_MIN_P,
+    MIN_P,
+    NUMBERS,
+    REALS,
+    STAGES,
+    TOP_K,
+    TOP_P,
+)
+
+LOWEST = tl.constexpr(-2147483648)
+_FIXED_POINT = tl.constexpr(1099511627776.0)  # 2**40
+
+
+@kernel
+def ordered(x) -> tl.tensor:
+    """An int32 that orders as the float32 does; NaN as minus infinity, -0.0 as 0.0."""
+    x = tl.where(x == x, x, float("-inf"))
+    x = tl.where(x == 0.0, 0.0, x)
+    bits = x.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 2147483647)
+
+
+@kernel
+def mass_from(logits_ptr, size, threshold, floor, largest, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
+    """Number, or weight in fixed point, of the logits of a row whose integers reach both threshold and floor: int64."""
+    mass = tl.full([], 0, tl.int64)
+    for start in range(0, size, BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        logit = tl.load(logits_ptr + token, mask=token < size, other=float("-inf"))
+        key = ordered(logit).to(tl.int64)
+        counted = (token < size) & (key >= threshold) & (key >= floor)
+        weight = tl.full([BLOCK], 1, tl.int64)
+        if WEIGHTED:
+            share = tl.where(logit == largest, 1.0, tl.exp(logit - largest))
+            weight = (tl.where(counted, share, 0.0) * _FIXED_POINT).to(tl.int64)
+        mass += tl.sum(tl.where(counted, weight, 0), 0)
+    return mass
+
+
+@kernel
+def threshold_of_mass(
+    logits_ptr, size, floor, largest, target, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr
+) -> tl.tensor:
+    """Largest integer such that the logits from it on weigh ``target`` or more; the lowest one if none do: int64."""
+    threshold = tl.full([], LOWEST, tl.int64)
+    for bit in range(32):
+        candidate = threshold + (tl.full([], 1, tl.int64) << (31 - bit))
+        mass = mass_from(logits_ptr, size, candidate, floor, largest, WEIGHTED, BLOCK)
+        threshold = tl.where(mass >= target, candidate, threshold)
+    return threshold
+
+
+@kernel
+def largest_of(logits_ptr, size, BLOCK: tl.constexpr) -> tl.tensor:
+    """Largest logit of a row; NaN is no logit."""
+    largest = tl.full([], float("-inf"), tl.float32)
+    for start in range(0, size, BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        logit = tl.load(logits_ptr + token, mask=token < size, other=float("-inf"))
+        largest = tl.maximum(largest, tl.max(tl.where(logit == logit, logit, float("-inf")), 0))
+    return largest
+
+
+@kernel
+def find_thresholds(
+    processed_ptr,  # [N, V] float32; rows without a stage are not there
+    rows_ptr,  # [N] int32
+    numbers_ptr,  # [R, NUMBERS] int32
+    reals_ptr,  # [R, REALS] float32
+    threshold_ptr,  # [N] int32, out: tokens whose `ordered` logit is below it are dropped
+    vocab_size,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program per row of logits: min-p, then top-k of what is left, then top-p of what is left then."""
+    index = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + index).to(tl.int64)
+    stages = tl.load(numbers_ptr + row * NUMBERS + STAGES)
+    threshold = tl.full([], LOWEST, tl.int64)
+    if (stages & FILTERS) != 0:
+        logits_ptr = processed_ptr + index * vocab_size
+        largest = largest_of(logits_ptr, vocab_size, BLOCK)
+        if (stages & MIN_P) != 0:
+            threshold = ordered(largest + tl.load(reals_ptr + row * REALS + LOG_MIN_P)).to(tl.int64)
+        if (stages & TOP_K) != 0:
+            count = tl.load(numbers_ptr + row * NUMBERS + COLUMN_TOP_K).to(tl.int64)
+            kept = threshold_of_mass(logits_ptr, vocab_size, threshold, largest, count, False, BLOCK)
+            threshold = tl.maximum(threshold, kept)
+        if (stages & TOP_P) != 0:
+            total = mass_from(logits_ptr, vocab_size, threshold, threshold, largest, True, BLOCK)
+            share = tl.load(reals_ptr + row * REALS + COLUMN_TOP_P).to(tl.float64)
+            target = tl.ceil(total.to(tl.float64) * share).to(tl.int64)
+            # All of it is one more than there is: tokens whose weight is cut to nothing are kept too.
+            target = tl.where(share < 1.0, tl.maximum(target, 1), total + 1)
+            kept = threshold_of_mass(logits_ptr, vocab_size, threshold, largest, target, True, BLOCK)
+            threshold = tl.maximum(threshold, kept)
+    tl.store(threshold_ptr + index, threshold.to(tl.int32))

@@ -1,0 +1,201 @@
+"""The likeliest tokens of a row and their log-probabilities, without a log-softmax of the row in memory.
+
+Notation: n rows of logits, R rows in the state table, V tokens, K columns of the result. A *value* is what is reported:
+a logit of the model, or one after processing, minus infinity where a filter dropped the token. Its log-probability is
+(value - largest) - log_sum, the two *statistics* of the row.
+
+The tokens come by a threshold, as in ``filters``: the k-th largest value, then everything above it, then as many of
+those equal to it as there is room for, lowest ids first. What that leaves unsorted is sorted by counting who comes
+before whom.
+"""
+
+import triton.language as tl
+
+from .filters import LOWEST, ordered
+from .launch import kernel
+
+
+@kernel
+def reported_value(logits_ptr, token, inside, threshold) -> tl.tensor:
+    """Values of some tokens of a row; minus infinity outside the vocabulary."""
+    value = tl.load(logits_ptr + token, mask=inside, other=float("-inf"))
+    return tl.where(ordered(value) >= threshold, value, float("-inf"))
+
+
+@kernel
+def number_from(logits_ptr, size, threshold, least, BLOCK: tl.constexpr) -> tl.tensor:
+    """How many values of a row are ``least``, an integer of `ordered`, or more."""
+    number = tl.full([], 0, tl.int32)
+    for start in range(0, size, BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        key = ordered(reported_value(logits_ptr, token, token < size, threshold)).to(tl.int64)
+        number += tl.sum(((token < size) & (key >= least)).to(tl.int32), 0)
+    return number
+
+
+@kernel
+def select_top(
+    logits_ptr,  # [n, V] float32
+    logits_stride,
+    threshold_ptr,  # [n] int32, lowest integer of `ordered` that a filter keeps
+    rows_ptr,  # [n] int32, row of the tables
+    wanted_ptr,  # [R] int32: 1 + number of tokens wanted, 0 for no report
+    wanted_stride,
+    tokens_ptr,  # [n] int32, the tokens that are there
+    id_ptr,  # [n, K] int32, out, unsorted
+    value_ptr,  # [n, K] float32, out, likewise
+    rank_ptr,  # [n] int32, out: 1 + number of values above the token's own
+    vocab_size,
+    columns,  # K
+    BLOCK: tl.constexpr,
+) -> None:
+    """The wanted number of largest values of each row, and the rank of its token. One program per row."""
+    index = tl.program_id(0).to(tl.int64)
+    wanted = tl.load(wanted_ptr + tl.load(rows_ptr + index).to(tl.int64) * wanted_stride) - 1
+    if wanted < 0:
+        return
+    logits_ptr += index * logits_stride
+    threshold = tl.load(threshold_ptr + index)
+    own = tl.load(tokens_ptr + index) + tl.arange(0, 1)
+    own_key = tl.max(ordered(reported_value(logits_ptr, own, own < vocab_size, threshold)), 0).to(tl.int64)
+    tl.store(rank_ptr + index, 1 + number_from(logits_ptr, vocab_size, threshold, own_key + 1, BLOCK))
+    kth = tl.full([], LOWEST, tl.int64)
+    for bit in range(32):
+        candidate = kth + (tl.full([], 1, tl.int64) << (31 - bit))
+        kth = tl.where(number_from(logits_ptr, vocab_size, threshold, candidate, BLOCK) >= wanted, candidate, kth)
+    above_end = tl.full([], 0, tl.int32)
+    equal_end = number_from(logits_ptr, vocab_size, threshold, kth + 1, BLOCK)
+    for start in range(0, vocab_size, BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        value = reported_value(logits_ptr, token, token < vocab_size, threshold)
+        key = ordered(value).to(tl.int64)
+        above = ((token < vocab_size) & (key > kth)).to(tl.int32)
+        equal = ((token < vocab_size) & (key == kth)).to(tl.int32)
+        place = tl.where(above != 0, above_end + tl.cumsum(above, 0), equal_end + tl.cumsum(equal, 0)) - 1
+        chosen = (above + equal != 0) & (place < wanted)
+        tl.store(id_ptr + index * columns + place, token, mask=chosen)
+        tl.store(value_ptr + index * columns + place, value, mask=chosen)
+        above_end += tl.sum(above, 0)
+        equal_end += tl.sum(equal, 0)
+
+
+@kernel
+def report_top(
+    logits_ptr,  # [n, V] float32
+    logits_stride,
+    threshold_ptr,  # [n] int32
+    statistics_ptr,  # [2, n] float32: largest, log_sum
+    rows_ptr,  # [n] int32
+    wanted_ptr,  # [R] int32
+    wanted_stride,
+    fixed_ptr,  # [R, FIXED] int32, ids to report in any case
+    num_fixed_ptr,  # [R] int32
+    num_fixed_stride,
+    tokens_ptr,  # [n] int32
+    id_ptr,  # [n, K] int32, see `select_top`
+    value_ptr,  # [n, K] float32, likewise
+    sorted_id_ptr,  # [n, K] int32, out: largest value first, lowest id first among equals
+    sorted_value_ptr,  # [n, 1 + FIXED + K] float32, out: the token's own, the fixed ones', the largest
+    vocab_size,
+    count,  # n
+    columns,  # K
+    LOGARITHM: tl.constexpr,  # report log-probabilities, not the values
+    FIXED: tl.constexpr,
+    COLUMNS: tl.constexpr,  # K, rounded up to a power of two
+) -> None:
+    """Sort what `select_top` found and turn values into log-probabilities. One program per row."""
+    index = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + index).to(tl.int64)
+    wanted = tl.load(wanted_ptr + row * wanted_stride) - 1
+    if wanted < 0:
+        return
+    wanted = tl.minimum(wanted, vocab_size)
+    logits_ptr += index * logits_stride
+    threshold = tl.load(threshold_ptr + index)
+    largest = tl.load(statistics_ptr + index)
+    log_sum = tl.load(statistics_ptr + count + index)
+    column = tl.arange(0, COLUMNS)
+    value = tl.load(value_ptr + index * columns + column, mask=column < wanted, other=0.0)
+    token = tl.load(id_ptr + index * columns + column, mask=column < wanted, other=0)
+    key = ordered(value)
+    place = tl.zeros([COLUMNS], tl.int32)
+    for other in range(wanted):
+        other_key = ordered(tl.load(value_ptr + index * columns + other))
+        other_token = tl.load(id_ptr + index * columns + other)
+        place += ((other_key > key) | ((other_key == key) & (other_token < token))).to(tl.int32)
+    fixed = tl.arange(0, FIXED)
+    listed = fixed < tl.load(num_fixed_ptr + row * num_fixed_stride)
+    fixed_token = tl.load(fixed_ptr + row * FIXED + fixed, mask=listed, other=0)
+    fixed_value = reported_value(logits_ptr, fixed_token, listed, threshold)
+    own = tl.load(tokens_ptr + index) + tl.arange(0, 1)
+    own_value = reported_value(logits_ptr, own, own < vocab_size, threshold)
+    if LOGARITHM:
+        value = (value - largest) - log_sum
+        fixed_value = (fixed_value - largest) - log_sum
+        own_value = (own_value - largest) - log_sum
+    out_ptr = sorted_value_ptr + index * (1 + FIXED + columns)
+    tl.store(out_ptr + tl.arange(0, 1), own_value)
+    tl.store(out_ptr + 1 + fixed, fixed_value, mask=listed)
+    tl.store(out_ptr + 1 + FIXED + place, value, mask=column < wanted)
+    tl.store(sorted_id_ptr + index * columns + place, token, mask=column < wanted)
+
+
+@kernel
+def report_all(
+    logits_ptr,  # [m, V] float32, neighbouring rows of n
+    logits_stride,
+    threshold_ptr,  # [m] int32
+    statistics_ptr,  # [2, n] float32, at the place of the first of them
+    count,  # n
+    out_ptr,  # [m, V] float32, out
+    vocab_size,
+    LOGARITHM: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Values or log-probabilities of the whole vocabulary. One program per row and block."""
+    index = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    threshold = tl.load(threshold_ptr + index)
+    value = reported_value(logits_ptr + index * logits_stride, token, token < vocab_size, threshold)
+    if LOGARITHM:
+        value = (value - tl.load(statistics_ptr + index)) - tl.load(statistics_ptr + count + index)
+    tl.store(out_ptr + index * vocab_size + token, value, mask=token < vocab_size)
+
+
+@kernel
+def sum_exponentials(
+    logits_ptr,  # [n, V] float32, dense
+    share_ptr,  # [2, n, blocks] float32, out: largest logit, sum of exp below it
+    vocab_size,
+    num_blocks,
+    plane,  # n * blocks
+    BLOCK: tl.constexpr,
+) -> None:
+    """One block's share of a row's statistics, for logits that nothing is drawn from. One program per row and block."""
+    index = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    logit = tl.load(logits_ptr + index * vocab_size + token, mask=token < vocab_size, other=float("-inf"))
+    largest = tl.max(logit, 0)
+    finite = tl.where(largest == float("-inf"), 0.0, largest)
+    out = index * num_blocks + tl.program_id(1)
+    tl.store(share_ptr + out, largest)
+    tl.store(share_ptr + plane + out, tl.sum(tl.exp(logit - finite), 0))
+
+
+@kernel
+def combine_sums(
+    share_ptr,  # [2, n, blocks] float32, see `sum_exponentials`
+    statistics_ptr,  # [2, n] float32, out: largest, log_sum
+    count,  # n
+    num_blocks,
+    BLOCKS: tl.constexpr,
+) -> None:
+    """Statistics of a row over its blocks, whose sums are added as a tree. One program per row."""
+    index = tl.program_id(0)
+    lane = tl.arange(0, BLOCKS)
+    offset = index * num_blocks + lane
+    maximum = tl.load(share_ptr + offset, mask=lane < num_blocks, other=float("-inf"))
+    largest = tl.max(maximum, 0)
+    sums = tl.load(share_ptr + count * num_blocks + offset, mask=lane < num_blocks, other=0.0)
+    tl.store(statistics_ptr + index, largest)
+    tl.store(statistics_ptr + count + index, tl.log(tl.sum(sums * tl.exp(maximum - largest), 0)))
