@@ -110,6 +110,10 @@ class Watcher(Protocol):
         """A hot path is entered; returns how often it had been entered before."""
         ...
 
+    def left(self, name: str) -> None:
+        """A hot path is left, by the thread that entered it."""
+        ...
+
     def allowing(self, allowance: Allowance) -> None:
         """The body of an ``allow_sync`` begins."""
         ...
@@ -117,6 +121,8 @@ class Watcher(Protocol):
 
 _watchers: list[Watcher] = []
 _entries: ContextVar[tuple[Entry, ...]] = ContextVar("mrv2_hot_paths", default=())
+#: The entries that the calling context has, those that it inherited too: cheap enough to be asked before each call.
+open_entries: Callable[[], tuple[Entry, ...]] = _entries.get
 _allowed: ContextVar[tuple[tuple[object, Allowance], ...]] = ContextVar("mrv2_allowances", default=())
 
 
@@ -212,6 +218,8 @@ class Region:
             # None is found if the watch began after this region was entered.
             if entries[index].name == self._name and entries[index].owner is owner:
                 _entries.set(entries[:index] + entries[index + 1 :])
+                for watcher in _watchers:
+                    watcher.left(self._name)
                 break
 
 

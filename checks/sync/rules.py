@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from .waits import Cause, WaitKind
+from ..events import Stack
+from .waits import Cause, Wait, WaitKind
 
 
 @dataclass(frozen=True)
@@ -188,9 +189,32 @@ def operation_of(cause: Cause, called: str | None, rule: Rule) -> str:
     return _SPOKEN.get(called, called)
 
 
-_NAMED_BY_THEMSELVES = frozenset(
-    {WaitKind.EVENT, WaitKind.STREAM, WaitKind.DEVICE, WaitKind.FREE_DEVICE, WaitKind.FREE_HOST, WaitKind.CUSTOM}
-)
+def wait_of(cause: Cause, called: str | None, stack: Stack, step: int | None = None) -> Wait:
+    """What a watch is told of a wait.
+
+    Args:
+        cause: what the device knows of it.
+        called: what the program called, if that is known.
+        stack: where it called that, innermost frame first.
+        step: of the runner, if known.
+    """
+    if cause.kind in ASKED_FOR:
+        called = None
+    rule = rule_of(cause, called)
+    return Wait(
+        operation_of(cause, called, rule), rule.code, stack, rule.instead, cause.certainty, cause.kind.direction,
+        cause.size, step,
+    )  # fmt: skip
+
+
+def kinds_named(name: str) -> frozenset[WaitKind]:
+    """The kinds of wait for which the table has a row of this name, e.g. of ``"nonzero"``."""
+    return frozenset(kind for kind, row in _TABLE if row == name)
+
+
+#: The program asks for these by name; which function of torch it is in, if any, says nothing.
+ASKED_FOR = frozenset({WaitKind.EVENT, WaitKind.STREAM, WaitKind.DEVICE, WaitKind.FREE_DEVICE, WaitKind.FREE_HOST})
+_NAMED_BY_THEMSELVES = ASKED_FOR | {WaitKind.CUSTOM, WaitKind.MODULE}
 
 
 def _short(*names: str | None) -> Iterator[str]:

@@ -20,16 +20,13 @@ from ..virtual.stacks import library_frames, whole_stack
 from ..virtual.threads import heres
 from .called import name_of, outermost
 from .memory import MemoryWatch
-from .rules import operation_of, rule_of
+from .rules import ASKED_FOR, wait_of
 from .settings import Settings
-from .waits import Cause, Wait, WaitKind
+from .waits import Cause
 from .watch import Watch
 
 if TYPE_CHECKING:
     from ..virtual.runtime import Runtime
-
-#: The program asks for these by name; which function of torch it is in, if any, says nothing.
-_ASKED_FOR = frozenset({WaitKind.EVENT, WaitKind.STREAM, WaitKind.DEVICE, WaitKind.FREE_DEVICE, WaitKind.FREE_HOST})
 
 
 def install(watch: Watch) -> Hook:
@@ -41,7 +38,7 @@ def install(watch: Watch) -> Hook:
             if entry is not None:
                 stack = whole_stack(entry.code)
                 if _first_of_its_call(cause, stack):
-                    watch.waited(_described(cause, stack, runtime.step))
+                    watch.waited(wait_of(cause, None if cause.kind in ASKED_FOR else _called(), stack, runtime.step))
 
         runtime.wait_guard = waits
 
@@ -93,7 +90,7 @@ def _first_of_its_call(cause: Cause, stack: Stack) -> bool:
     Unless it calls the program back, as a backward pass does; then each line is one.
     """
     here = heres.here
-    if here.function is None or cause.kind in _ASKED_FOR:
+    if here.function is None or cause.kind in ASKED_FOR:
         return True
     told = here.told = here.told or set()
     first = stack[:1] not in told
@@ -109,12 +106,3 @@ def _called() -> str | None:
         return name
     by_program = here.frame is None or any(frame is here.frame for frame in frames)
     return name_of(here.function) if by_program else None
-
-
-def _described(cause: Cause, stack: Stack, step: int | None) -> Wait:
-    called = None if cause.kind in _ASKED_FOR else _called()
-    rule = rule_of(cause, called)
-    return Wait(
-        operation_of(cause, called, rule), rule.code, stack, rule.instead, cause.certainty, cause.kind.direction,
-        cause.size, step,
-    )  # fmt: skip

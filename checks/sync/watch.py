@@ -72,6 +72,9 @@ class Watch:
             self._entries[name] += 1
         return number
 
+    def left(self, name: str) -> None:
+        """A hot path is left."""
+
     def allowing(self, allowance: Allowance) -> None:
         """The body of an ``allow_sync`` begins."""
         with self._lock:

@@ -1,0 +1,61 @@
+"""Which copies between the sides wait, by the table of measured rules, and what is said of those that do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..semantics import COPIES, PAGEABLE_STAGING_LIMIT, CopyRule, Direction, HostMemory, Waits, one_transfer
+from ..sync.waits import Cause, Certainty, WaitKind
+from ..virtual.layouts import intern_layout
+
+#: A call that took longer than this, in nanoseconds, and should not have waited, met a full queue or full staging.
+LONG_NS = 1_000_000
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor that lies in memory by strides."""
+    return isinstance(value, Tensor)
+
+
+def upload_cause(name: str, host: Tensor, device: Tensor, noticed: int, took_ns: int) -> Cause | None:
+    """Of a copy to the device.
+
+    Torch warns of one that blocks; so one that it did not warn of does not, and waits only for staging memory.
+
+    Args:
+        name: of the call.
+        host: source.
+        device: target.
+        noticed: how often torch warned.
+        took_ns: how long the host was in the call.
+    """
+    size = host.nbytes
+    if noticed:
+        return Cause(WaitKind.UPLOAD, name, size)
+    if size <= PAGEABLE_STAGING_LIMIT and took_ns <= LONG_NS:
+        return None
+    if _rule(Direction.UPLOAD, host, device).waits is not Waits.OVER_BUDGET:
+        return None
+    certainty = Certainty.WAITED if size > PAGEABLE_STAGING_LIMIT else Certainty.DEPENDS
+    return Cause(WaitKind.UPLOAD, name, size, certainty)
+
+
+def download_cause(name: str, host: Tensor, device: Tensor, noticed: int) -> Cause | None:
+    """Of a copy into memory that the host has; torch warns of those that block, and not of those that wait anyway."""
+    if noticed:
+        return Cause(WaitKind.DOWNLOAD_INTO, name, host.nbytes)
+    if host.nbytes == 0 or (host.is_contiguous() and host.is_pinned()):
+        return None
+    waits = _rule(Direction.DOWNLOAD, host, device).waits
+    return Cause(WaitKind.DOWNLOAD_INTO, name, host.nbytes) if waits is Waits.ALWAYS else None
+
+
+def _rule(direction: Direction, host: Tensor, device: Tensor) -> CopyRule:
+    """The rule of a copy that does not block."""
+    memory = HostMemory.PINNED if host.is_pinned() else HostMemory.PAGEABLE
+    layout = intern_layout(host.shape, host.stride(), host.dtype)
+    same = host.stride() == device.stride() and host.dtype is device.dtype and host.shape == device.shape
+    whole = one_transfer(contiguous=layout.contiguous, dense=layout.dense, same_layout=same)
+    return COPIES[direction, memory, whole, True]

@@ -1,0 +1,425 @@
+"""The sync trap on real CUDA: each wait of the host in a hot path, told to a watch.
+
+with cuda_sync_trap(read_settings(Path("pyproject.toml"))) as trap:
+run_the_program()
+trap.findings
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..codes import CODES
+from ..errors import CheckError
+from ..findings import Finding, Site, Verdict
+from ..hot_path import compiling, current_entry, open_entries
+from ..libraries import portable
+from ..sync.called import outermost
+from ..sync.rules import ASKED_FOR, operation_of, rule_of, wait_of
+from ..sync.settings import Settings
+from ..sync.waits import Cause, Certainty, WaitKind
+from ..sync.watch import Watch
+from ..virtual.stacks import library_frames, whole_stack
+from .call_sites import called_at, caller_in, operator_of
+from .copies import LONG_NS
+from .device import CudaDevice, Device
+from .judges import Judge
+from .kinds import cause_of
+from .patches import CallPatches
+from .progress import Progress
+from .sync_warnings import SyncWarnings
+from .table import CALLS, Call
+
+
+class _Thread(threading.local):
+    """What a thread is doing.
+
+    Attributes:
+        warned: in a patched call, how often torch has warned; else None.
+        loaded: whether a kernel was loaded in it.
+    """
+
+    warned: int | None = None
+    loaded: bool = False
+
+
+class CudaTrap:
+    """Watches the hot paths of a program on CUDA while it is open; made by :func:`cuda_sync_trap`.
+
+    Attributes:
+        watch: has the findings of waits.
+        progress: what the host knows to be over.
+    """
+
+    def __init__(self, settings: Settings | None, device: Device) -> None:
+        self._device = device
+        self._thread = _Thread()
+        self._patches = CallPatches()
+        self._lock = threading.Lock()
+        self._captures: dict[tuple[object, ...], Finding] = {}
+        self.watch = _Watch(settings, self)
+        self.progress = Progress(device)
+        self.warnings = SyncWarnings(self._noticed, device.get_sync_mode, device.set_sync_mode)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Waits in hot paths, and those in captures there."""
+        with self._lock:
+            captures = list(self._captures.values())
+        return [*self.watch.findings, *captures]
+
+    def open(self) -> None:
+        """Wrap the calls of torch that the table names, and let torch warn of all others."""
+        for call in CALLS:
+            self._wrap(call)
+        for owner in self._device.events:
+            self._patch_event(owner)
+        for owner in self._device.streams:
+            self._patch_stream(owner)
+        for module in (torch.cuda, torch.accelerator):
+            self._patches.function(module, "synchronize", self._synchronize)
+            self._patches.function(module, "empty_cache", self._frees(WaitKind.FREE_DEVICE, self._device.reserved, -1))
+        host = self._frees(WaitKind.FREE_HOST, self._device.host_frees, 1)
+        self._patches.function(torch.accelerator, "empty_host_cache", host)
+        self._patches.function(torch._C, "_host_emptyCache", host)
+        self._patch_triton()
+        self._patches.install()
+        self.warnings.arm()
+
+    def close(self) -> None:
+        """Leave everything as it was before."""
+        try:
+            self.warnings.disarm()
+        finally:
+            self._patches.undo()
+
+    # Waits
+
+    def _noticed(self) -> None:
+        """Torch warns, in the thread and inside of the call that waits."""
+        thread = self._thread
+        self.progress.stream_passed()
+        if thread.warned is not None:
+            thread.warned += 1
+        elif current_entry() is not None:
+            frames = library_frames()
+            operator = next((found for frame in frames if (found := operator_of(frame)) is not None), None)
+            called = outermost(frames[1:]) or called_at(caller_in(frames))
+            self._tell(cause_of(called, operator), called)
+
+    def _tell(self, cause: Cause, called: str | None) -> None:
+        """A call in a hot path waits."""
+        entry = current_entry()
+        if entry is None:
+            return
+        stack = whole_stack(entry.code)
+        if self._device.capturing():
+            self._refused_in_capture(cause, called, stack)
+        else:
+            self.watch.waited(wait_of(cause, called, stack))
+
+    def _refused_in_capture(self, cause: Cause, called: str | None, stack: tuple[tuple[str, int, str], ...]) -> None:
+        called = None if cause.kind in ASKED_FOR else called
+        name = operation_of(cause, called, rule_of(cause, called))
+        finding = Finding(
+            code="MRV502",
+            verdict=Verdict.VIOLATION,
+            soundness=CODES["MRV502"].soundness,
+            title=f"{name} makes the host wait during a graph capture",
+            where=tuple(Site(*frame) for frame in stack),
+            evidence={"call": name},
+            remedy="move it out of the capture, or use pinned memory and non_blocking=True",
+        )
+        with self._lock:
+            self._captures.setdefault((name, stack[:1]), portable(finding))
+
+    # Calls
+
+    def _wrap(self, call: Call) -> None:
+        wrap = self._launching if call.may_meet_full_queue else self._guarded
+        for owner in self._owners(call):
+            if isinstance(owner, type):
+                self._patches.method(owner, call.attribute, lambda original, wrap=wrap: wrap(original, call))
+            else:
+                self._patches.function(owner, call.attribute, lambda original, wrap=wrap: wrap(original, call))
+
+    def _owners(self, call: Call) -> tuple[Any, ...]:
+        """Where a call is found: a kind of tensor may have its own."""
+        if call.owner is not torch.Tensor:
+            return (call.owner,)
+        return tuple(kind for kind in self._device.tensors if kind is torch.Tensor or call.attribute in vars(kind))
+
+    def _guarded(self, original: Any, call: Call) -> Callable[..., Any]:
+        """A call that waits only if torch warns of it."""
+        thread, judge, name = self._thread, call.judge, call.name
+
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            if not open_entries() or thread.warned is not None or compiling():
+                return original(*args, **kwargs)
+            thread.warned, result = 0, None
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                warned, thread.warned = thread.warned, None
+                if warned:
+                    self._judged(judge, name, warned, args, kwargs, result, 0)
+            return result
+
+        return guarded
+
+    def _launching(self, original: Any, call: Call) -> Callable[..., Any]:
+        """A call that may wait though torch does not warn, and takes an entry of the launch queue."""
+        thread, judge, name, now = self._thread, call.judge, call.name, self._device.now_ns
+
+        def launching(*args: Any, **kwargs: Any) -> Any:
+            if not open_entries() or thread.warned is not None or compiling():
+                return original(*args, **kwargs)
+            thread.warned, thread.loaded, begin = 0, False, now()
+            try:
+                result = original(*args, **kwargs)
+            except BaseException:
+                warned, thread.warned = thread.warned, None
+                if warned:
+                    self._judged(judge, name, warned, args, kwargs, None, 0)
+                raise
+            took, warned, thread.warned = now() - begin, thread.warned, None
+            if not self._judged(judge, name, warned, args, kwargs, result, took) and took > LONG_NS:
+                self._took_long(name)
+            return result
+
+        return launching
+
+    def _judged(
+        self, judge: Judge, name: str, warned: int | None, args: Any, kwargs: Any, result: Any, took: int
+    ) -> bool:
+        """Judge a call that is over, and tell of it if it waited."""
+        cause = judge(warned or 0, args, kwargs, result, took)
+        if cause is None and warned:
+            cause = Cause(WaitKind.INSIDE, name)
+        if cause is not None:
+            self._tell(cause, outermost(library_frames()[1:]) or name)
+        return cause is not None
+
+    def _took_long(self, name: str) -> None:
+        """A launch kept the host, for no reason that is known, while the device was busy: behind a full queue."""
+        if not self._thread.loaded and not self._device.capturing() and self._device.busy():
+            self._tell(Cause(WaitKind.QUEUE, name, certainty=Certainty.DEPENDS), None)
+
+    # Events, streams, devices
+
+    def _patch_event(self, owner: type) -> None:
+        progress, device = self.progress, self._device
+
+        def record(original: Any) -> Callable[..., Any]:
+            def recorded(event: Any, stream: Any = None) -> Any:
+                result = original(event) if stream is None else original(event, stream)
+                progress.recorded(event, stream)
+                return result
+
+            return recorded
+
+        def wait(original: Any) -> Callable[..., Any]:
+            def waits(event: Any, stream: Any = None) -> Any:
+                result = original(event) if stream is None else original(event, stream)
+                progress.waits(event, stream)
+                return result
+
+            return waits
+
+        def query(original: Any) -> Callable[..., Any]:
+            def queried(event: Any) -> Any:
+                over = original(event)
+                if over:
+                    progress.passed(event)
+                return over
+
+            return queried
+
+        def synchronize(original: Any) -> Callable[..., Any]:
+            def synchronized(event: Any) -> Any:
+                if open_entries() and not progress.is_over(event) and not device.never_recorded(event):
+                    self._tell(Cause(WaitKind.EVENT, "Event.synchronize"), None)
+                result = original(event)
+                progress.passed(event)
+                return result
+
+            return synchronized
+
+        for name, wrap in (("record", record), ("wait", wait), ("query", query), ("synchronize", synchronize)):
+            self._patches.method(owner, name, wrap)
+
+    def _patch_stream(self, owner: type) -> None:
+        progress = self.progress
+
+        def query(original: Any) -> Callable[..., Any]:
+            def queried(stream: Any) -> Any:
+                over = original(stream)
+                if over:
+                    progress.stream_passed(stream)
+                return over
+
+            return queried
+
+        def wait_stream(original: Any) -> Callable[..., Any]:
+            def waits_for(stream: Any, other: Any) -> Any:
+                result = original(stream, other)
+                progress.stream_waits(stream, other)
+                return result
+
+            return waits_for
+
+        def wait_event(original: Any) -> Callable[..., Any]:
+            def waits(stream: Any, event: Any) -> Any:
+                result = original(stream, event)
+                progress.waits(event, stream)
+                return result
+
+            return waits
+
+        def record_event(original: Any) -> Callable[..., Any]:
+            def recorded(stream: Any, event: Any = None) -> Any:
+                event = original(stream, event)
+                progress.recorded(event, stream)
+                return event
+
+            return recorded
+
+        self._patches.method(owner, "synchronize", self._stream_synchronize)
+        for name, wrap in (
+            ("query", query), ("wait_stream", wait_stream), ("wait_event", wait_event), ("record_event", record_event),
+        ):  # fmt: skip
+            self._patches.method(owner, name, wrap)
+
+    def _stream_synchronize(self, original: Any) -> Callable[..., Any]:
+        thread, progress = self._thread, self.progress
+
+        def synchronized(stream: Any) -> Any:
+            outer, thread.warned = thread.warned, 0  # torch warns of it, too
+            try:
+                if open_entries() and outer is None:
+                    self._tell(Cause(WaitKind.STREAM, "Stream.synchronize"), None)
+                result = original(stream)
+            finally:
+                thread.warned = outer
+            progress.stream_passed(stream)
+            return result
+
+        return synchronized
+
+    def _synchronize(self, original: Any) -> Callable[..., Any]:
+        def synchronized(*args: Any, **kwargs: Any) -> Any:
+            if open_entries() and not compiling():
+                self._tell(Cause(WaitKind.DEVICE, f"{original.__module__}.synchronize"), None)
+            result = original(*args, **kwargs)
+            if not compiling():
+                self.progress.all_passed()
+            return result
+
+        return synchronized
+
+    def _frees(self, kind: WaitKind, amount: Callable[[], int], sign: int) -> Callable[[Any], Callable[..., Any]]:
+        """A call that waits if it gives memory back to the driver: then an amount has changed."""
+
+        def wrap(original: Any) -> Callable[..., Any]:
+            def freeing(*args: Any, **kwargs: Any) -> Any:
+                if not open_entries() or compiling():
+                    return original(*args, **kwargs)
+                before = amount()
+                result = original(*args, **kwargs)
+                change = sign * (amount() - before)
+                if change > 0:
+                    name = f"{original.__module__.removesuffix('.memory')}.{original.__name__}"
+                    self._tell(Cause(kind, name, change if kind is WaitKind.FREE_DEVICE else None), None)
+                return result
+
+            return freeing
+
+        return wrap
+
+    # Kernels of Triton
+
+    def _patch_triton(self) -> None:
+        try:
+            from triton.compiler.compiler import CompiledKernel
+            from triton.runtime.jit import JITFunction
+        except ImportError:
+            return
+        launch = Call(JITFunction, "run", "a launch of a Triton kernel", lambda *_: None, may_meet_full_queue=True)
+        self._wrap(launch)
+        self._patches.method(CompiledKernel, "_init_handles", self._loading)
+
+    def _loading(self, original: Any) -> Callable[..., Any]:
+        def loads(kernel: Any) -> Any:
+            if kernel.module is None:
+                self._thread.loaded = True
+                if open_entries():
+                    self._tell(Cause(WaitKind.MODULE, f"the first launch of {kernel.name}"), None)
+            return original(kernel)
+
+        return loads
+
+
+class _Watch(Watch):
+    """Tells the trap of threads that enter and leave hot paths."""
+
+    def __init__(self, settings: Settings | None, trap: CudaTrap) -> None:
+        super().__init__(settings)
+        self._trap = trap
+
+    def entered(self, name: str) -> int:
+        """See :class:`Watch`."""
+        self._trap.warnings.begin()
+        return super().entered(name)
+
+    def left(self, name: str) -> None:
+        """See :class:`Watch`."""
+        self._trap.warnings.end()
+
+
+@contextlib.contextmanager
+def cuda_sync_trap(settings: Settings | None = None, *, device: Device | None = None) -> Iterator[CudaTrap]:
+    """Watch the hot paths of what runs on CUDA meanwhile.
+
+    Torch's debug mode for synchronisation is ``warn`` while this is open, and what it was before afterwards.
+
+    Args:
+        settings: hot paths and allowances named from outside; those in code need none.
+        device: what is watched; the CUDA devices of this machine by default.
+
+    Raises:
+        CheckError: there is no CUDA device.
+        HotPathError: a name in the settings names nothing.
+        NativeWarningsError: this build of torch hides waits of C++ operators.
+    """
+    if device is None:
+        require_cuda("cuda_sync_trap")
+        device = CudaDevice()
+    trap = CudaTrap(settings, device)
+    with trap.watch:
+        trap.open()
+        try:
+            yield trap
+        finally:
+            trap.close()
+
+
+def require_cuda(subject: str) -> None:
+    """Make sure that there is a CUDA device, and that torch has begun to use it.
+
+    Raises:
+        CheckError: there is none.
+    """
+    if not torch.cuda.is_available():
+        raise CheckError(
+            subject,
+            "there must be a CUDA device, and torch.cuda.is_available() is False",
+            "what waits for a device can be measured only where there is one",
+            "a machine with a GPU and a CUDA build of torch; without one the virtual device does the same: "
+            "mrv2.checks.sync.virtual.sync_trap, or mrv2 verify --stage sync",
+        )
+    torch.cuda.init()
