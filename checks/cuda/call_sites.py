@@ -20,7 +20,6 @@ import torch
 from ..libraries import TOOLKIT
 from ..sync.called import name_of
 
-
 #: What stands between a call and those who are told of it.
 _MACHINERY = tuple(f"{folder}/" for file in TOOLKIT for folder in (f"{file}cuda", f"{file}virtual"))
 

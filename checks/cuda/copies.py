@@ -10,8 +10,9 @@ from ..semantics import COPIES, PAGEABLE_STAGING_LIMIT, CopyRule, Direction, Hos
 from ..sync.waits import Cause, Certainty, WaitKind
 from ..virtual.layouts import intern_layout
 
-#: A call that took longer than this, in nanoseconds, and should not have waited, met a full queue or full staging.
-LONG_NS = 1_000_000
+#: A call that took longer than this, in nanoseconds, and should not have waited, met a full queue or full staging. It
+#: is twice the time for which another thread can keep Python from going on.
+LONG_NS = 10_000_000
 
 
 def is_tensor(value: Any) -> bool:

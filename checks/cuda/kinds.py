@@ -51,5 +51,7 @@ def _by_schema(short: str) -> WaitKind:
         return WaitKind.SHAPE
     if torch.Tag.data_dependent_output in tags:
         return WaitKind.VALUE
-    takes = {str(argument.type).removeprefix("Optional[").rstrip("]") for o in overloads for argument in o._schema.arguments}
+    takes = {
+        str(argument.type).removeprefix("Optional[").rstrip("]") for o in overloads for argument in o._schema.arguments
+    }
     return WaitKind.VALUE if takes & set(_NUMBERS) else WaitKind.INSIDE

@@ -16,10 +16,12 @@ from types import ModuleType
 from typing import Any
 
 from ..hooks.patching import Patches
+from .sequence_slots import SequenceSlots, can_keep_slots
 
 #: From what is called now to what is called instead.
 Wrap = Callable[[Any], Callable[..., Any]]
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+_SEQUENCE_METHODS = ("__getitem__", "__setitem__")
 
 
 class CallPatches:
@@ -28,14 +30,20 @@ class CallPatches:
     def __init__(self) -> None:
         self._patches = Patches()
         self._fixed: list[tuple[type, str, Any]] = []
+        self._slots: dict[type, SequenceSlots] = {}
         self._functions: dict[int, tuple[Any, Callable[..., Any]]] = {}
 
     def method(self, owner: type, name: str, wrap: Wrap) -> None:
         """Wrap a method that a class has or inherits; nothing if this version of torch has none of that name."""
         if not hasattr(owner, name):
             return
+        if name in _SEQUENCE_METHODS:
+            if not can_keep_slots():
+                return  # torch's warning is still heard; it only says less
+            self._slots.setdefault(owner, SequenceSlots(owner))
         if not owner.__flags__ & _IMMUTABLE_TYPE:
             self._patches.set(owner, name, _named_like(getattr(owner, name), wrap))
+            self._put_slots_back()
         elif name in vars(owner):
             original = vars(owner)[name]
             self._fixed.append((owner, name, original))
@@ -62,9 +70,14 @@ class CallPatches:
     def undo(self) -> None:
         """Put everything back."""
         self._patches.undo()
+        self._put_slots_back()
         while self._fixed:
             _exchange(*self._fixed.pop())
         self._functions.clear()
+
+    def _put_slots_back(self) -> None:
+        for slots in self._slots.values():
+            slots.put_back()
 
 
 def _named_like(original: Any, wrap: Wrap) -> Callable[..., Any]:

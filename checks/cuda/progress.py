@@ -1,8 +1,8 @@
 """What the host knows to be over: an event of which it knows that is not waited for.
 
-The host waits for an event, or is told by a query that it has passed; then it knows the same of all that came before it,
-on its own stream and on those that its stream had waited for. So of each stream the records are counted, and an event
-carries the counts of all streams that are over once it is.
+The host waits for an event, or is told by a query that it has passed; then it knows the same of all that came before
+it, on its own stream and on those that its stream had waited for. So of each stream the records are counted, and an
+event carries the counts of all streams that are over once it is.
 """
 
 from __future__ import annotations

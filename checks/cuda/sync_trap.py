@@ -30,13 +30,13 @@ from .copies import LONG_NS
 from .device import CudaDevice, Device
 from .judges import Judge
 from .kinds import cause_of
-from .patches import CallPatches
+from .patches import CallPatches, Wrap
 from .progress import Progress
 from .sync_warnings import SyncWarnings
 from .table import CALLS, Call
 
 
-class _Thread(threading.local):
+class _Doing:
     """What a thread is doing.
 
     Attributes:
@@ -44,8 +44,16 @@ class _Thread(threading.local):
         loaded: whether a kernel was loaded in it.
     """
 
-    warned: int | None = None
-    loaded: bool = False
+    __slots__ = ("loaded", "warned")
+
+    def __init__(self) -> None:
+        self.warned: int | None = None
+        self.loaded = False
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.doing = _Doing()
 
 
 class CudaTrap:
@@ -82,11 +90,13 @@ class CudaTrap:
         for owner in self._device.streams:
             self._patch_stream(owner)
         for module in (torch.cuda, torch.accelerator):
-            self._patches.function(module, "synchronize", self._synchronize)
-            self._patches.function(module, "empty_cache", self._frees(WaitKind.FREE_DEVICE, self._device.reserved, -1))
-        host = self._frees(WaitKind.FREE_HOST, self._device.host_frees, 1)
-        self._patches.function(torch.accelerator, "empty_host_cache", host)
-        self._patches.function(torch._C, "_host_emptyCache", host)
+            self._patches.function(module, "synchronize", self._synchronizing(f"{module.__name__}.synchronize"))
+            given = self._freeing(WaitKind.FREE_DEVICE, f"{module.__name__}.empty_cache", self._device.reserved, -1)
+            self._patches.function(module, "empty_cache", given)
+        for owner, name in ((torch.accelerator, "empty_host_cache"), (torch._C, "_host_emptyCache")):
+            called = f"{owner.__name__}.{name}"
+            given = self._freeing(WaitKind.FREE_HOST, called, self._device.host_frees, 1)
+            self._patches.function(owner, name, given)
         self._patch_triton()
         self._patches.install()
         self.warnings.arm()
@@ -102,10 +112,10 @@ class CudaTrap:
 
     def _noticed(self) -> None:
         """Torch warns, in the thread and inside of the call that waits."""
-        thread = self._thread
+        doing = self._thread.doing
         self.progress.stream_passed()
-        if thread.warned is not None:
-            thread.warned += 1
+        if doing.warned is not None:
+            doing.warned += 1
         elif current_entry() is not None:
             frames = library_frames()
             operator = next((found for frame in frames if (found := operator_of(frame)) is not None), None)
@@ -141,7 +151,7 @@ class CudaTrap:
     # Calls
 
     def _wrap(self, call: Call) -> None:
-        wrap = self._launching if call.may_meet_full_queue else self._guarded
+        wrap = self._launching if call.silent else self._guarded
         for owner in self._owners(call):
             if isinstance(owner, type):
                 self._patches.method(owner, call.attribute, lambda original, wrap=wrap: wrap(original, call))
@@ -156,16 +166,19 @@ class CudaTrap:
 
     def _guarded(self, original: Any, call: Call) -> Callable[..., Any]:
         """A call that waits only if torch warns of it."""
-        thread, judge, name = self._thread, call.judge, call.name
+        thread, judge, name, is_free = self._thread, call.judge, call.name, call.is_free
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            if not open_entries() or thread.warned is not None or compiling():
+            if not open_entries() or is_free(args):
                 return original(*args, **kwargs)
-            thread.warned, result = 0, None
+            doing = thread.doing
+            if doing.warned is not None:
+                return original(*args, **kwargs)
+            doing.warned, result = 0, None
             try:
                 result = original(*args, **kwargs)
             finally:
-                warned, thread.warned = thread.warned, None
+                warned, doing.warned = doing.warned, None
                 if warned:
                     self._judged(judge, name, warned, args, kwargs, result, 0)
             return result
@@ -173,22 +186,26 @@ class CudaTrap:
         return guarded
 
     def _launching(self, original: Any, call: Call) -> Callable[..., Any]:
-        """A call that may wait though torch does not warn, and takes an entry of the launch queue."""
-        thread, judge, name, now = self._thread, call.judge, call.name, self._device.now_ns
+        """A call that may wait though torch does not warn."""
+        thread, judge, name, is_free, now = self._thread, call.judge, call.name, call.is_free, self._device.now_ns
+        queues = not call.allocates
 
         def launching(*args: Any, **kwargs: Any) -> Any:
-            if not open_entries() or thread.warned is not None or compiling():
+            if not open_entries() or is_free(args):
                 return original(*args, **kwargs)
-            thread.warned, thread.loaded, begin = 0, False, now()
+            doing = thread.doing
+            if doing.warned is not None:
+                return original(*args, **kwargs)
+            doing.warned, doing.loaded, begin = 0, False, now()
             try:
                 result = original(*args, **kwargs)
             except BaseException:
-                warned, thread.warned = thread.warned, None
+                warned, doing.warned = doing.warned, None
                 if warned:
                     self._judged(judge, name, warned, args, kwargs, None, 0)
                 raise
-            took, warned, thread.warned = now() - begin, thread.warned, None
-            if not self._judged(judge, name, warned, args, kwargs, result, took) and took > LONG_NS:
+            took, warned, doing.warned = now() - begin, doing.warned, None
+            if not self._judged(judge, name, warned, args, kwargs, result, took) and took > LONG_NS and queues:
                 self._took_long(name)
             return result
 
@@ -207,7 +224,7 @@ class CudaTrap:
 
     def _took_long(self, name: str) -> None:
         """A launch kept the host, for no reason that is known, while the device was busy: behind a full queue."""
-        if not self._thread.loaded and not self._device.capturing() and self._device.busy():
+        if not self._thread.doing.loaded and not self._device.capturing() and self._device.busy():
             self._tell(Cause(WaitKind.QUEUE, name, certainty=Certainty.DEPENDS), None)
 
     # Events, streams, devices
@@ -299,41 +316,47 @@ class CudaTrap:
         thread, progress = self._thread, self.progress
 
         def synchronized(stream: Any) -> Any:
-            outer, thread.warned = thread.warned, 0  # torch warns of it, too
+            doing = thread.doing
+            outer, doing.warned = doing.warned, 0  # torch warns of it, too
             try:
                 if open_entries() and outer is None:
                     self._tell(Cause(WaitKind.STREAM, "Stream.synchronize"), None)
                 result = original(stream)
             finally:
-                thread.warned = outer
+                doing.warned = outer
             progress.stream_passed(stream)
             return result
 
         return synchronized
 
-    def _synchronize(self, original: Any) -> Callable[..., Any]:
-        def synchronized(*args: Any, **kwargs: Any) -> Any:
-            if open_entries() and not compiling():
-                self._tell(Cause(WaitKind.DEVICE, f"{original.__module__}.synchronize"), None)
-            result = original(*args, **kwargs)
-            if not compiling():
+    def _synchronizing(self, name: str) -> Wrap:
+        """A call that waits for the device."""
+
+        def wrap(original: Any) -> Callable[..., Any]:
+            def synchronized(*args: Any, **kwargs: Any) -> Any:
+                if compiling():
+                    return original(*args, **kwargs)
+                if open_entries():
+                    self._tell(Cause(WaitKind.DEVICE, name), None)
+                result = original(*args, **kwargs)
                 self.progress.all_passed()
-            return result
+                return result
 
-        return synchronized
+            return synchronized
 
-    def _frees(self, kind: WaitKind, amount: Callable[[], int], sign: int) -> Callable[[Any], Callable[..., Any]]:
+        return wrap
+
+    def _freeing(self, kind: WaitKind, name: str, amount: Callable[[], int], sign: int) -> Wrap:
         """A call that waits if it gives memory back to the driver: then an amount has changed."""
 
         def wrap(original: Any) -> Callable[..., Any]:
             def freeing(*args: Any, **kwargs: Any) -> Any:
-                if not open_entries() or compiling():
+                if compiling() or not open_entries():
                     return original(*args, **kwargs)
                 before = amount()
                 result = original(*args, **kwargs)
                 change = sign * (amount() - before)
                 if change > 0:
-                    name = f"{original.__module__.removesuffix('.memory')}.{original.__name__}"
                     self._tell(Cause(kind, name, change if kind is WaitKind.FREE_DEVICE else None), None)
                 return result
 
@@ -349,14 +372,14 @@ class CudaTrap:
             from triton.runtime.jit import JITFunction
         except ImportError:
             return
-        launch = Call(JITFunction, "run", "a launch of a Triton kernel", lambda *_: None, may_meet_full_queue=True)
+        launch = Call(JITFunction, "run", "a launch of a Triton kernel", lambda *_: None, silent=True)
         self._wrap(launch)
         self._patches.method(CompiledKernel, "_init_handles", self._loading)
 
     def _loading(self, original: Any) -> Callable[..., Any]:
         def loads(kernel: Any) -> Any:
             if kernel.module is None:
-                self._thread.loaded = True
+                self._thread.doing.loaded = True
                 if open_entries():
                     self._tell(Cause(WaitKind.MODULE, f"the first launch of {kernel.name}"), None)
             return original(kernel)

@@ -1,9 +1,9 @@
 """Torch's own warnings of calls that wait, read as data.
 
-With its debug mode for synchronisation on, torch warns whenever its CUDA layer waits for a stream: of 47 calls that were
-seen to wait on an H200 it warned of 41, and of none that did not. It costs nothing where nothing waits. The mode belongs
-to the process, and the warnings come two ways: of Python methods through Python's ``warnings``, of operators that are
-called through ``torch.ops`` from C++.
+With its debug mode for synchronisation on, torch warns whenever its CUDA layer waits for a stream: of 47 calls that
+were seen to wait on an H200 it warned of 41, and of none that did not. It costs nothing where nothing waits. The mode
+belongs to the process, and the warnings come two ways: of Python methods through Python's ``warnings``, of operators
+that are called through ``torch.ops`` from C++.
 """
 
 from __future__ import annotations

@@ -5,11 +5,14 @@ What is not here is no less watched: torch warns when it waits, and the program'
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 
+from ..hot_path import compiling
 from .judges import (
     Judge,
     assigns,
@@ -24,6 +27,38 @@ from .judges import (
 )
 
 
+def _never(args: Sequence[Any]) -> bool:
+    return False
+
+
+def _is_traced(args: Sequence[Any]) -> bool:
+    """Functions, unlike methods of tensors, are entered by what traces a program."""
+    return compiling()
+
+
+def _is_plain_index(args: Sequence[Any]) -> bool:
+    index = args[1]
+    if type(index) is slice:
+        return type(index.start) in _PLAIN and type(index.stop) in _PLAIN and type(index.step) in _PLAIN
+    return type(index) in _PLAIN
+
+
+def _is_plain_assignment(args: Sequence[Any]) -> bool:
+    return isinstance(args[2], torch.Tensor) and args[0].is_cuda is args[2].is_cuda and _is_plain_index(args)
+
+
+def _changes_type_only(args: Sequence[Any]) -> bool:
+    return len(args) == 2 and type(args[1]) is torch.dtype
+
+
+def _stays_on_its_side(args: Sequence[Any]) -> bool:
+    return len(args) > 1 and args[0].is_cuda is args[1].is_cuda
+
+
+#: Types of an index that reads nothing.
+_PLAIN = frozenset({int, type(None), type(...)})
+
+
 @dataclass(frozen=True)
 class Call:
     """One function or method of torch.
@@ -33,27 +68,27 @@ class Call:
         attribute: its name there.
         name: as torch's manual has it.
         judge: says why it waited.
-        may_meet_full_queue: whether it may wait without a warning of torch, and so is judged and timed each time.
+        silent: whether it may wait without a warning of torch, and so is judged and timed each time.
+        allocates: whether it may take long because it allocates, so that its time says nothing of the launch queue.
+        is_free: knows from the positional arguments, at little cost, that a call cannot wait.
     """
 
     owner: type | ModuleType
     attribute: str
     name: str
     judge: Judge
-    may_meet_full_queue: bool = False
+    silent: bool = False
+    allocates: bool = False
+    is_free: Callable[[Sequence[Any]], bool] = _never
 
 
-def _methods(names: str, judge: object, *, launches: bool = False) -> tuple[Call, ...]:
+def _methods(names: str, judge: Callable[[str], Judge], **more: Any) -> tuple[Call, ...]:
+    return tuple(Call(torch.Tensor, name, f"Tensor.{name}", judge(f"Tensor.{name}"), **more) for name in names.split())
+
+
+def _functions(names: str, judge: Callable[[str], Judge], **more: Any) -> tuple[Call, ...]:
     return tuple(
-        Call(torch.Tensor, name, f"Tensor.{name}", judge(f"Tensor.{name}"), launches)  # type: ignore[operator]
-        for name in names.split()
-    )
-
-
-def _functions(names: str, judge: object, *, launches: bool = False) -> tuple[Call, ...]:
-    return tuple(
-        Call(torch, name, f"torch.{name}", judge(f"torch.{name}"), launches)  # type: ignore[operator]
-        for name in names.split()
+        Call(torch, name, f"torch.{name}", judge(f"torch.{name}"), is_free=_is_traced, **more) for name in names.split()
     )
 
 
@@ -67,10 +102,11 @@ CALLS: tuple[Call, ...] = (
     *_functions("nonzero masked_select bincount repeat_interleave argwhere", has_shape_from_data),
     *_functions("tensor as_tensor asarray", builds),
     *_methods("new_tensor", builds),
-    *_methods("__getitem__", indexes),
-    *_methods("__setitem__", assigns),
-    *_methods("to cuda cpu type type_as", moves, launches=True),
-    *_methods("copy_", copies, launches=True),
-    *_functions("_foreach_copy_", copies_each, launches=True),
-    Call(torch.cuda.CUDAGraph, "replay", "CUDAGraph.replay", lambda *_: None, may_meet_full_queue=True),
+    *_methods("__getitem__", indexes, is_free=_is_plain_index),
+    *_methods("__setitem__", assigns, is_free=_is_plain_assignment),
+    *_methods("to", moves, silent=True, allocates=True, is_free=_changes_type_only),
+    *_methods("cuda cpu type type_as", moves, silent=True, allocates=True),
+    *_methods("copy_", copies, silent=True, is_free=_stays_on_its_side),
+    *_functions("_foreach_copy_", copies_each, silent=True),
+    Call(torch.cuda.CUDAGraph, "replay", "CUDAGraph.replay", lambda *_: None, silent=True),
 )

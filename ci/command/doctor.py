@@ -6,6 +6,7 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -15,6 +16,7 @@ from mrv2.checks.findings import JSON, RunVerdict
 from mrv2.ci.report import console as screen
 from mrv2.ci.report.json_report import Report, check_destination, write_report
 
+from .calibration import show_calibration
 from .environment import (
     EXTRAS,
     REQUIRED,
@@ -83,11 +85,18 @@ CHECKS = (
 )
 
 
-def doctor(json: JsonOption = None, debug: DebugOption = False) -> None:
+CalibrateOption = Annotated[
+    bool, typer.Option("--calibrate", help="Measure on this machine's GPU which calls of torch wait (half a minute).")
+]
+
+
+def doctor(json: JsonOption = None, calibrate: CalibrateOption = False, debug: DebugOption = False) -> None:
     """Show what is installed, which checks work here, and what to install for the rest."""
     with guarded(debug):
         if json:
             check_destination(json)
+        if calibrate:
+            raise typer.Exit(exit_code(show_calibration(json)))
         device = accelerator()
         found = faults(device)
         verdict = RunVerdict.FAIL if found else RunVerdict.PASS

@@ -5,15 +5,19 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from mrv2.checks.codes import CODES
+from mrv2.checks.cuda.calibrate import Measured
+from mrv2.checks.findings import RunVerdict
+from mrv2.ci.command import calibration, environment
 from mrv2.ci.command import doctor as module
-from mrv2.ci.command import environment
 from mrv2.ci.command.app import app
 from mrv2.ci.command.doctor import CHECKS, bad_versions
 from mrv2.ci.report.json_report import report_schema
@@ -219,3 +223,45 @@ def test_compiler_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.Monke
     assert environment.kernel_compiler() == environment.Tool("mycc -m64 (gives no version)")
     monkeypatch.setenv("CC", "no-such-compiler")
     assert "CC=no-such-compiler" in environment.kernel_compiler().fault
+
+
+def measured(**changes: object) -> Measured:
+    return replace(Measured("item", True, True, True, 20.1, ("MRV101",)), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, RunVerdict.PASS),
+        ({"expected": False}, RunVerdict.SUSPICIOUS),
+        ({"codes": ()}, RunVerdict.FAIL),
+        ({"waits": False, "expected": False}, RunVerdict.FAIL),
+        ({"waits": False, "expected": False, "codes": ()}, RunVerdict.PASS),
+    ],
+)
+def test_calibration_judges_rules_and_trap(changes: dict[str, object], verdict: RunVerdict) -> None:
+    assert calibration.verdict_of([measured(), measured(**changes)]) is verdict
+    assert calibration.verdict_of([]) is RunVerdict.INCONCLUSIVE
+
+
+def test_calibration_prints_what_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = measured(name="topk", expected=False, codes=())
+    monkeypatch.setattr("mrv2.checks.cuda.calibrate.calibrate", lambda advance: [measured(), other])
+    monkeypatch.setattr("mrv2.checks.cuda.sync_trap.require_cuda", lambda subject: None)
+    path = tmp_path / "calibration.json"
+    result = CliRunner().invoke(app, ["doctor", "--calibrate", "--json", str(path)])
+    assert result.exit_code == 1
+    assert "topk" in result.output and "item" not in result.output and "trapped: 1 call" in result.output
+    document = json.loads(path.read_text())
+    jsonschema.validate(document, report_schema())
+    assert document["metrics"]["calibration"][1] == {
+        "call": "topk", "waits": True, "expected": False, "torch_warns": True, "reported": [], "host_ms": 20.1
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_calibration_needs_a_gpu() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--calibrate"])
+    assert result.exit_code == 2
+    for part in ("mrv2 doctor --calibrate", "there must be a CUDA device", "instead"):
+        assert part in result.output

@@ -2,11 +2,13 @@
 
 import contextlib
 import itertools
+import warnings
 
 import pytest
 import torch
 
 from mrv2.checks.cuda.sync_trap import cuda_sync_trap
+from mrv2.checks.cuda.sync_warnings import MESSAGE
 from mrv2.checks.sync.waits import WaitKind
 from mrv2.checks.virtual import stacks, streams, tensor, virtual_device
 
@@ -21,8 +23,8 @@ class Virtual:
     events = (streams.GenericEvent,)
     streams = (streams.GenericStream,)
 
-    def __init__(self, runtime):
-        self._runtime = runtime
+    def __init__(self, runtime, silent):
+        self._runtime, self.silent = runtime, silent
         self.times = itertools.repeat(0)
         self.mode = 0
 
@@ -56,34 +58,45 @@ class Virtual:
     def host_frees(self):
         return 0
 
+    def warn(self, cause):
+        """As torch does, if its mode says so."""
+        if self.mode and cause.kind not in self.silent:
+            warnings._showwarnmsg(warnings.WarningMessage(UserWarning(MESSAGE), UserWarning, "torch", 1))
+
+
+# What warns is torch, and no part of the program.
+stacks._know(Virtual.warn.__code__, stacks._HIDE)
+
 
 @contextlib.contextmanager
-def virtual_trap(settings=None, *, silent=(), schedule="late"):
-    """A trap over a virtual device that warns as torch does.
+def virtual_cuda(silent=(), schedule="late"):
+    """A virtual device that warns as torch does.
 
     Args:
-        settings: of the hot paths.
         silent: kinds of wait, beyond those of SILENT, of which torch does not warn here.
         schedule: of the device.
     """
     with virtual_device(schedule) as opened:
-        runtime = opened.runtime
-        device = Virtual(runtime)
-        with cuda_sync_trap(settings, device=device) as trap:
+        device = Virtual(opened.runtime, SILENT | set(silent))
+        opened.runtime.wait_guard = device.warn
+        try:
+            yield device
+        finally:
+            opened.runtime.wait_guard = None
 
-            def warn(cause):
-                if device.mode and cause.kind not in SILENT and cause.kind not in silent:
-                    trap.warnings._hear("called a synchronizing CUDA operation")
 
-            # What warns is torch, and no part of the program.
-            stacks._know(warn.__code__, stacks._HIDE)
-            runtime.wait_guard = warn
-            try:
-                yield trap
-            finally:
-                runtime.wait_guard = None
+@contextlib.contextmanager
+def virtual_trap(settings=None, **device):
+    """The trap over such a device."""
+    with virtual_cuda(**device) as opened, cuda_sync_trap(settings, device=opened) as trap:
+        yield trap
 
 
 @pytest.fixture
 def trapped():
     return virtual_trap
+
+
+@pytest.fixture
+def warning_device():
+    return virtual_cuda

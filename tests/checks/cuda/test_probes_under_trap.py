@@ -18,8 +18,6 @@ def told(findings):
     ]
 
 
-
-
 def expected(call):
     with sync_trap() as trap:
         bench = make_bench()

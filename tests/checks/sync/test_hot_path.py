@@ -19,9 +19,14 @@ from mrv2.checks.hot_path import (
 
 
 class Entries(Counter):
+    was_left = ()
+
     def entered(self, name: str) -> int:
         self[name] += 1
         return self[name] - 1
+
+    def left(self, name: str) -> None:
+        self.was_left = (*self.was_left, name)
 
     def allowing(self, allowance: Allowance) -> None:
         self[allowance.reason] += 1
@@ -56,7 +61,7 @@ def test_names_and_with_statements_nest(entries):
         return inside, where()
 
     assert step() == ("inner", "outer")
-    assert entries == {"outer": 1, "inner": 1}
+    assert entries == {"outer": 1, "inner": 1} and entries.was_left == ("inner", "outer")
 
 
 def test_recursion_and_reuse_of_one_region(entries):
