@@ -98,8 +98,12 @@ CALLS: tuple[Call, ...] = (
     *_functions("equal allclose is_nonzero", reads_value),
     *_methods("tolist numpy __repr__ __reduce_ex__", reads_tensor),
     *_functions("save", reads_tensor),
-    *_methods("nonzero masked_select unique bincount repeat_interleave argwhere", has_shape_from_data),
-    *_functions("nonzero masked_select bincount repeat_interleave argwhere", has_shape_from_data),
+    *_methods(
+        "nonzero masked_select unique unique_consecutive bincount repeat_interleave argwhere", has_shape_from_data
+    ),
+    *_functions(
+        "nonzero masked_select unique unique_consecutive bincount repeat_interleave argwhere", has_shape_from_data
+    ),
     *_functions("tensor as_tensor asarray", builds),
     *_methods("new_tensor", builds),
     *_methods("__getitem__", indexes, is_free=_is_plain_index),
