@@ -9,7 +9,7 @@ from mrv2.ci.gpu import results
 
 JUNIT = """<?xml version="1.0"?><testsuites><testsuite name="pytest">
 <testcase classname="tests.a" name="test_good" time="1.5"><properties>
-<property name="figures" value="{&quot;us&quot;: 0.5}" />
+<property name="cost" value="{&quot;us&quot;: 0.5}" />
 </properties></testcase>
 <testcase classname="tests.a" name="test_bad" time="0.5"><failure message="no">trace</failure></testcase>
 <testcase classname="tests.a" name="test_broken" time="0.1"><error message="setup">trace</error></testcase>
@@ -23,7 +23,7 @@ def test_record_holds_outcomes_and_versions(tmp_path, capsys):
     (path,) = (tmp_path / "out").iterdir()
     record = json.loads(path.read_text())
     assert record["counts"] == {"passed": 1, "failed": 1, "error": 1, "skipped": 1}
-    assert record["tests"]["tests.a::test_good"] == {"outcome": "passed", "seconds": 1.5, "figures": {"us": 0.5}}
+    assert record["tests"]["tests.a::test_good"] == {"outcome": "passed", "seconds": 1.5, "figures": {"cost": {"us": 0.5}}}
     assert "figures" not in record["tests"]["tests.a::test_bad"]
     assert {"devices", "driver", "torch", "triton", "numpy"} <= record["environment"].keys()
     assert str(path) in capsys.readouterr().out

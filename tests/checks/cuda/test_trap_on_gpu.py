@@ -38,7 +38,7 @@ def add_one(x, n, BLOCK: tl.constexpr):
 
 
 def record(record_property, figures):
-    record_property("figures", json.dumps(figures))
+    record_property("sync_trap", json.dumps(figures))
 
 
 def test_the_trap_reports_what_waits_here_and_nothing_else(record_property):
