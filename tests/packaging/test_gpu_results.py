@@ -23,7 +23,8 @@ def test_record_holds_outcomes_and_versions(tmp_path, capsys):
     (path,) = (tmp_path / "out").iterdir()
     record = json.loads(path.read_text())
     assert record["counts"] == {"passed": 1, "failed": 1, "error": 1, "skipped": 1}
-    assert record["tests"]["tests.a::test_good"] == {"outcome": "passed", "seconds": 1.5, "figures": {"cost": {"us": 0.5}}}
+    good = record["tests"]["tests.a::test_good"]
+    assert good == {"outcome": "passed", "seconds": 1.5, "figures": {"cost": {"us": 0.5}}}
     assert "figures" not in record["tests"]["tests.a::test_bad"]
     assert {"devices", "driver", "torch", "triton", "numpy"} <= record["environment"].keys()
     assert str(path) in capsys.readouterr().out
