@@ -7,6 +7,7 @@ the host.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from ..virtual.copies import copy_rule, owned_by_allocator
 from ..virtual.inference import Operator, operator_of
 from ..virtual.layouts import intern_layout, layout_of
 from ..virtual.queues import Queue, Work
-from ..virtual.stacks import program_stack
+from ..virtual.stacks import program_stack, stack_above
 from .journal import Entry
 from .recorder_memory import Block
 
@@ -98,12 +99,9 @@ class Operators:
         if special is not None:
             return special(func, args, kwargs)
         operator = operator_of(func)
-        if operator.view:
-            if not operator.composite:
-                return func(*args, **kwargs)
-        elif not operator.composite:
-            return self._call(operator, func, args, kwargs)
-        return self._decompose(operator, func, args, kwargs)
+        if operator.composite:
+            return self._decompose(operator, func, args, kwargs)
+        return func(*args, **kwargs) if operator.view else self._call(operator, func, args, kwargs)
 
     def _decompose(self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """In inference mode composite operators arrive whole, and some of them look like views but are not."""
@@ -145,7 +143,7 @@ class Operators:
     def _on_device(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor]
     ) -> Any:
-        stack, touched = program_stack(), Touched()
+        stack, touched = stack_above(sys._getframe(3)), Touched()
         if not operator.allocates and not operator.metadata:
             self._touch_arguments(touched, operator, args, kwargs, tensors, stack)
         return self._run(operator, func, args, kwargs, touched, stack)

@@ -62,6 +62,11 @@ def program_stack(frames: int = MAX_FRAMES) -> Stack:
     return stack
 
 
+def stack_above(frame: FrameType) -> Stack:
+    """The same from a frame on that is known to be none of the program's."""
+    return _walk(frame, MAX_FRAMES) or _standard_stack(frame, MAX_FRAMES)
+
+
 def _walk(frame: FrameType | None, frames: int) -> Stack:
     stack: list[tuple[str, int, str]] = []
     while frame is not None:
