@@ -93,7 +93,7 @@ def virtual_trap(settings=None, **device):
 
 
 @pytest.fixture
-def trapped():
+def open_trap():
     return virtual_trap
 
 
