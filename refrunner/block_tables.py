@@ -81,6 +81,10 @@ class BlockTables:
         """Scatter them on the device."""
         self._table.apply(upload)
 
+    def warm_up(self) -> None:
+        """Load the kernel of ``apply``; nothing changes."""
+        self._table.warm_up()
+
     def gather(
         self, rows: Tensor, num_blocks: Tensor, num_computed: Tensor, num_requests: int, padded_requests: int
     ) -> Tensor:

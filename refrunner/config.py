@@ -12,6 +12,8 @@ from .errors import ConfigurationError
 
 SUPPORTED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NULL_BLOCK = 0
+# The null block, and one to hand out.
+SMALLEST_POOL = 2
 ATTENTION_BACKENDS = ("torch", "triton")
 GRAPH_MODES = ("eager", "piecewise", "full")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
@@ -201,7 +203,7 @@ class RunnerConfig:
             )
 
     def _check_pool(self) -> None:
-        if self.num_kv_blocks < 2:
+        if self.num_kv_blocks < SMALLEST_POOL:
             raise ConfigurationError(
                 f"RunnerConfig.num_kv_blocks={self.num_kv_blocks}",
                 "the pool needs at least two blocks",

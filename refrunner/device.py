@@ -45,6 +45,11 @@ class Device:
         self.main_stream = torch.cuda.current_stream(self.torch_device) if self.asynchronous else None
         self.copy_stream = torch.cuda.Stream(self.torch_device) if self.asynchronous else None
 
+    @property
+    def description(self) -> str:
+        """The device by its name."""
+        return torch.cuda.get_device_name(self.torch_device) if self.asynchronous else "the host's processor"
+
     def on_main_stream(self) -> AbstractContextManager[object]:
         """Scope in which the main stream and its device are current, whatever is current in the calling thread.
 

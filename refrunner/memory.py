@@ -30,7 +30,7 @@ def tensor_bytes(config: RunnerConfig, model: LlamaConfig) -> int:
     states = rows * (3 * 4 + 4 * config.max_model_len) + table_bytes(config, model.vocab_size)
     groups = KVGroups.of_layers(model.layer_windows)
     tables = len(groups.windows) * ((rows + requests) * columns * 4 + tokens * 8 + 4)
-    inputs = tokens * (4 + 8) + requests * 4
+    inputs = tokens * (4 + 8) + requests * 4 + (requests + 1) * 4
     slots = config.num_kv_blocks * config.block_size
     cache = groups.layers_per_group * 2 * slots * model.num_kv_heads * model.head_dim * config.torch_dtype.itemsize
     return states + tables + inputs + cache

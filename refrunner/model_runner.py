@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 import torch
@@ -21,10 +23,12 @@ from .async_output import AsyncOutput, EmptyOutput
 from .attention.interface import AttentionBackend
 from .attention.torch_reference import TorchReferenceAttention
 from .attention.triton_paged import TritonPagedAttention
-from .config import RunnerConfig
+from .config import SMALLEST_POOL, RunnerConfig
 from .device import Device
 from .errors import ConfigurationError, StepError
-from .input_batch import InputBatch, InputBatchBuilder
+from .graphs.candidates import BatchNeeds, Candidate
+from .graphs.manager import GraphManager
+from .input_batch import BatchShape, InputBatch, InputBatchBuilder
 from .invariants import check_invariants
 from .kernels.input_prep import post_update
 from .kv_groups import KVGroups
@@ -35,6 +39,7 @@ from .request_states import RequestStates
 from .sampling.prompt_logprobs import PromptLogprobs, PromptReport
 from .sampling.sampler import Sampler, SamplerOutput
 from .staging import PackedUpload, PinnedRing
+from .startup import blocks_that_fit, largest_shape, log_start
 from .step_check import StepChecker
 
 
@@ -47,7 +52,9 @@ class ModelRunner:
     """
 
     def __init__(self, config: RunnerConfig, model: LlamaConfig, tensors: Mapping[str, Tensor]) -> None:
-        """Allocate everything a step needs; nothing is allocated per request later.
+        """Make a runner that is ready: phases init, profile and capture; ``execute`` is the fourth.
+
+        Everything that a step needs is allocated, loaded and captured here; nothing is allocated per request later.
 
         Args:
             model: the architecture.
@@ -57,11 +64,22 @@ class ModelRunner:
             ConfigurationError: sequences could become longer than the model's context, or the memory is not there.
         """
         _check_context(config, model)
+        self._device = Device(config.device)
+        with self._device.on_main_stream():
+            kernels, place = config.attention == "triton", self._device.torch_device
+            self._model = LlamaModel(model, tensors, place, config.torch_dtype, kernels=kernels)
+            if config.memory_fraction:
+                self._allocate(replace(config, num_kv_blocks=SMALLEST_POOL), model)
+                run = partial(self._run_padding, largest_shape(config))
+                config = replace(config, num_kv_blocks=blocks_that_fit(self.config, model, self._device, run))
+            self._allocate(config, model)
+            self._capture()
+        log_start(config, model, self._device.description, tuple(self._graphs.captured))
+
+    def _allocate(self, config: RunnerConfig, model: LlamaConfig) -> None:
+        """Phase init: every table and buffer."""
         self.config = config
         self.batch: InputBatch | None = None
-        self._device = Device(config.device)
-        kernels = config.attention == "triton"
-        self._model = LlamaModel(model, tensors, self._device.torch_device, config.torch_dtype, kernels=kernels)
         windows = KVGroups.of_layers(model.layer_windows).windows
         self._checker = StepChecker(config, model.vocab_size, windows)
         with allocating(config, model):
@@ -71,13 +89,44 @@ class ModelRunner:
             self._builder = InputBatchBuilder(config, self._device, model.vocab_size, windows)
             backend = TritonPagedAttention if config.attention == "triton" else TorchReferenceAttention
             self._attention: AttentionBackend = backend(config, model, self._device)
+        self._graphs = GraphManager(config, self._model, self._attention, self._device)
         self._ring = PinnedRing(self._device)
         # The host's own count of computed tokens. It is right as long as every scheduled token counts.
         self._computed: dict[str, int] = {}
         self._total: dict[str, int] = {}
+        self._prefill_len: dict[str, int] = {}
         self._owners: dict[int, str] = {}
         self._turn = threading.Lock()
         self._closed = False
+
+    @torch.inference_mode()
+    def _capture(self) -> None:
+        """Phase capture: load every kernel, then record the graphs. Neither changes the state of a request.
+
+        The first use of a kernel that is not loaded waits for the whole device. On the CPU nothing waits anyway.
+        """
+        if self._device.asynchronous:
+            self._run_padding(largest_shape(self.config))
+            self._device.synchronize()
+            self._graphs.capture(self._builder, self._pad)
+            self._device.synchronize()
+
+    @torch.inference_mode()
+    def _run_padding(self, shape: BatchShape) -> None:
+        """A step of nobody: every kernel is launched, those that would change a request's state over no program."""
+        batch = self._pad(shape)
+        hidden = self._forward(batch, None)
+        sampled = self._sampler.warm_up(self._model.compute_logits(hidden[: shape.num_requests]), self._states)
+        self._states.warm_up()
+        self._builder.block_tables.warm_up()
+        self._advance(batch, sampled)
+
+    def _pad(self, shape: BatchShape) -> InputBatch:
+        """A batch of that shape without a request: no lane has a slot, and every request the null block."""
+        upload = PackedUpload()
+        layout = self._builder.plan(Step(), self._states, self._computed, upload, shape)
+        upload.send(self._ring)
+        return self._builder.build(layout, self._states, upload)
 
     @torch.inference_mode()
     def execute(self, step: Step) -> Handle:
@@ -101,7 +150,9 @@ class ModelRunner:
     def invariants(self) -> list[InvariantViolation]:
         """Check the bookkeeping against the device; synchronises."""
         self._device.synchronize()
-        return check_invariants(self._states, self._builder.block_tables, self._computed, self._total, self.batch)
+        moved = [InvariantViolation("graph-address", detail) for detail in self._graphs.moved()]
+        tables = self._builder.block_tables
+        return moved + check_invariants(self._states, tables, self._computed, self._total, self.batch)
 
     def close(self) -> None:
         """Wait for outstanding work and refuse further steps; the memory goes with the last reference."""
@@ -124,7 +175,9 @@ class ModelRunner:
         self._states.pack(upload)
         self._sampler.pack(upload)
         self._builder.block_tables.pack(upload)
-        layout = self._builder.plan(step, self._states, self._computed, upload) if step.scheduled else None
+        graph = self._graphs.find(self._needs(step))
+        shape = graph.shape(len(step.scheduled)) if graph else None
+        layout = self._builder.plan(step, self._states, self._computed, upload, shape) if step.scheduled else None
         upload.send(self._ring)
         self._states.apply(upload)
         self._builder.block_tables.apply(upload)
@@ -132,7 +185,7 @@ class ModelRunner:
         if layout is None:
             return EmptyOutput()
         self.batch = self._builder.build(layout, self._states, upload)
-        hidden = self._forward(self.batch)
+        hidden = self._forward(self.batch, graph)
         sampled = self._sample(self.batch, hidden)
         prompts = self._prompt_logprobs.advance(self.batch, hidden, self._model.compute_logits, self._states)
         output = self._download(step, self.batch, sampled, prompts)
@@ -150,7 +203,7 @@ class ModelRunner:
             self._sampler.remove(row)
             self._prompt_logprobs.remove(row)
             blocks = self._builder.block_tables.clear(row)
-            del self._computed[request_id], self._total[request_id]
+            del self._computed[request_id], self._total[request_id], self._prefill_len[request_id]
             for block in blocks:
                 del self._owners[block]
             if self.config.poison:
@@ -163,14 +216,22 @@ class ModelRunner:
             self._sampler.add(row, request)
             self._prompt_logprobs.add(row, request)
             self._computed[request.request_id] = request.num_computed_tokens
-            self._total[request.request_id] = len(request.token_ids)
+            self._total[request.request_id] = self._prefill_len[request.request_id] = len(request.token_ids)
         for request_id, groups in step.new_blocks.items():
             self._builder.block_tables.append(self._states.row_of[request_id], groups)
             self._owners.update(dict.fromkeys(chain(*groups), request_id))
 
-    def _forward(self, batch: InputBatch) -> Tensor:
+    def _needs(self, step: Step) -> BatchNeeds:
+        """What the batch asks of a graph. A prefill is every token that was known when its request entered."""
+        counts = step.scheduled
+        decode_only = all(n == 1 and self._computed[name] >= self._prefill_len[name] for name, n in counts.items())
+        return BatchNeeds(sum(counts.values()), len(counts), decode_only)
+
+    def _forward(self, batch: InputBatch, graph: Candidate | None) -> Tensor:
         """Hidden states [padded T, hidden]."""
         self._attention.begin(batch)
+        if graph is not None:
+            return self._graphs.captured[graph].replay(self._attention.forward)
         return self._model.forward(batch.input_ids, batch.positions, self._attention.forward)
 
     def _sample(self, batch: InputBatch, hidden: Tensor) -> SamplerOutput:
@@ -191,15 +252,19 @@ class ModelRunner:
         return self._computed[request_id] + step.scheduled[request_id] >= self._total[request_id]
 
     def _post_update(self, step: Step, batch: InputBatch, sampled: SamplerOutput) -> None:
+        self._advance(batch, sampled)
+        for request_id, count in step.scheduled.items():
+            self._total[request_id] += self._reaches_end(step, request_id)
+            self._computed[request_id] += count
+
+    def _advance(self, batch: InputBatch, sampled: SamplerOutput) -> None:
+        """Enqueue the update of the rows in the batch by what was computed and drawn."""
         states = self._states
         self._sampler.post_update(batch, sampled, states)
         post_update[(batch.num_requests,)](
             batch.rows, batch.query_start_loc, sampled.token_ids, states.num_computed, states.total_len,
             states.last_sampled, states.token_ids, states.token_ids.stride(0), self.config.max_model_len,
         )  # fmt: skip
-        for request_id, count in step.scheduled.items():
-            self._total[request_id] += self._reaches_end(step, request_id)
-            self._computed[request_id] += count
 
 
 def _check_context(config: RunnerConfig, model: LlamaConfig) -> None:

@@ -90,3 +90,8 @@ class RequestStates:
         """Scatter them on the device."""
         for table in (self._counters, self._token_ids):
             table.apply(upload)
+
+    def warm_up(self) -> None:
+        """Load the kernels of ``apply``; nothing changes."""
+        for table in (self._counters, self._token_ids):
+            table.warm_up()

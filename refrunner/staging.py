@@ -177,6 +177,13 @@ class StagedWriteTensor:
         )
         self._tickets = None
 
+    def warm_up(self) -> None:
+        """Load the kernel of ``apply``: a launch over no segment, which touches nothing."""
+        nothing = torch.empty(0, dtype=torch.int32, device=self.gpu.device)
+        apply_staged_writes[(0,)](
+            self.gpu, self.gpu.stride(0), nothing, nothing, nothing, nothing.to(self.gpu.dtype), BLOCK=SEGMENT_BLOCK
+        )
+
 
 def _without_overlap(
     segments: list[tuple[int, NDArray[np.generic]]],

@@ -71,7 +71,7 @@ class CudaApi:
             "reset_peak_memory_stats": lambda device=None: memory.reset_peak(),
             "reset_max_memory_allocated": lambda device=None: memory.reset_peak(),
             "memory_stats": lambda device=None: self._memory_stats(),
-            "mem_get_info": lambda device=None: (TOTAL_MEMORY - memory.allocated, TOTAL_MEMORY),
+            "mem_get_info": lambda device=None: (TOTAL_MEMORY - memory.reserved, TOTAL_MEMORY),
             "_sleep": self._sleep,
             "CUDAGraph": CUDAGraph,
             "graph": graph,
@@ -108,7 +108,7 @@ class CudaApi:
             "max_memory_reserved": lambda device=None: max(memory.peak, memory.reserved),
             "reset_peak_memory_stats": lambda device=None: memory.reset_peak(),
             "memory_stats": lambda device=None: self._memory_stats(),
-            "get_memory_info": lambda device=None: (TOTAL_MEMORY - memory.allocated, TOTAL_MEMORY),
+            "get_memory_info": lambda device=None: (TOTAL_MEMORY - memory.reserved, TOTAL_MEMORY),
         }
 
     def _set_stream(self, stream: GenericStream) -> None:

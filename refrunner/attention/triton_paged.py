@@ -9,6 +9,7 @@ from ..config import RunnerConfig
 from ..device import Device
 from ..input_batch import InputBatch
 from ..kernels.attention import attend_paged, write_keys_and_values
+from ..memory import padded
 from ..models.config import LlamaConfig
 from .paged_cache import PagedCache
 
@@ -26,6 +27,8 @@ class TritonPagedAttention(PagedCache):
     def __init__(self, config: RunnerConfig, model: LlamaConfig, device: Device) -> None:
         super().__init__(config, model, device)
         self._heads, self._kv_heads, self._head_dim = model.num_heads, model.num_kv_heads, model.head_dim
+        # One kernel for every batch: another number here would be another one, loaded in the middle of a run.
+        self._request_lanes = _lanes(padded(config.max_num_reqs, config.pad_to))
         self._batch: InputBatch | None = None
 
     def begin(self, batch: InputBatch) -> None:
@@ -51,7 +54,7 @@ class TritonPagedAttention(PagedCache):
             batch.query_start_loc, batch.positions, out, requests, self._scale,
             WINDOW=self._groups.windows[kv_group], BLOCK_SIZE=self._block_size, HEADS=self._heads,
             GROUP=group, GROUP_LANES=_lanes(group), HEAD_DIM=self._head_dim, DIM_LANES=_lanes(self._head_dim),
-            REQUEST_LANES=_lanes(requests), KEYS=KEYS,
+            REQUEST_LANES=self._request_lanes, KEYS=KEYS,
         )  # fmt: skip
         return out
 

@@ -131,7 +131,8 @@ def combine_blocks(
     float_ptr,  # [4, N, blocks] float32, see `sample_blocks`
     int_ptr,  # [3, N, blocks] int32, likewise
     result_ptr,  # [4, N] int32, out: token, number of NaN logits, first of them, whether no token was left
-    value_ptr,  # [3, N] float32, out: value of the token, largest value, log of the sum of exp below it
+    value_ptr,  # [N] float32, out: value of the token
+    statistics_ptr,  # [2, N] float32, out: largest value, log of the sum of exp below it
     count,  # N
     num_blocks,
     LOGARITHM: tl.constexpr,  # report log-probabilities, not logits
@@ -166,5 +167,5 @@ def combine_blocks(
     tl.store(result_ptr + 2 * count + index, first)
     tl.store(result_ptr + 3 * count + index, (best_score == float("-inf")).to(tl.int32))
     tl.store(value_ptr + index, value)
-    tl.store(value_ptr + count + index, largest)
-    tl.store(value_ptr + 2 * count + index, log_sum)
+    tl.store(statistics_ptr + index, largest)
+    tl.store(statistics_ptr + count + index, log_sum)

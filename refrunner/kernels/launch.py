@@ -9,6 +9,7 @@ teaches Triton itself to run on the CPU says so by an attribute of its ``JITFunc
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
+
+# Parameters of kernels whose value changes from step to step; all others are fixed when the runner is made.
+PER_STEP = frozenset({"num_requests", "count", "plane", "columns", "first", "place"})
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -46,8 +50,14 @@ class Kernel(JITFunction):  # type: ignore[misc]  # triton ships no type informa
 
 
 def kernel(function: Function) -> Kernel:
-    """Decorate a Triton function, kernel or device function alike."""
-    return Kernel(function)
+    """Decorate a Triton function, kernel or device function alike.
+
+    Triton compiles a kernel anew when an integer is 1 for the first time, or divisible by 16. For the size of a batch,
+    which is another one in every step, that would be in the middle of a run, where loading a kernel waits for the whole
+    device. So integers of the names in ``PER_STEP`` are taken as they come.
+    """
+    names = set(inspect.signature(function).parameters)
+    return Kernel(function, do_not_specialize=sorted(names & PER_STEP))
 
 
 def _on_cpu(args: tuple[Any, ...]) -> bool:

@@ -30,9 +30,9 @@ PROMPT_LEN = tl.constexpr(2)
 MIN_LEN = tl.constexpr(3)  # stop tokens are forbidden while the sequence is shorter
 NUM_BIASES = tl.constexpr(4)
 NUM_STOPS = tl.constexpr(5)
-NUM_BAD_WORDS = tl.constexpr(6)
-TOP_LOGPROBS = tl.constexpr(7)  # 1 + how many are asked for; 0 if none
-TOP_PROMPT_LOGPROBS = tl.constexpr(8)  # likewise
+TOP_LOGPROBS = tl.constexpr(6)  # 1 + how many are asked for; 0 if none
+TOP_PROMPT_LOGPROBS = tl.constexpr(7)  # likewise; aligned likewise, or kernels would be compiled for each of the two
+NUM_BAD_WORDS = tl.constexpr(8)
 NUM_LOGPROB_IDS = tl.constexpr(9)
 NUMBERS = tl.constexpr(10)
 

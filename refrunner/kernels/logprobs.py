@@ -14,6 +14,8 @@ import triton.language as tl
 from .filters import LOWEST, ordered
 from .launch import kernel
 
+_COLUMNS = tl.constexpr(64)  # entries that are sorted in one turn
+
 
 @kernel
 def reported_value(logits_ptr, token, inside, threshold) -> tl.tensor:
@@ -80,6 +82,17 @@ def select_top(
 
 
 @kernel
+def number_before(values_ptr, ids_ptr, size, value, token) -> tl.tensor:
+    """How many of ``size`` entries come before each of the given ones: a larger value, or the same and a lower id."""
+    number = tl.zeros_like(token)
+    for other in range(size):
+        key = ordered(tl.load(values_ptr + other))
+        before = (key > ordered(value)) | ((key == ordered(value)) & (tl.load(ids_ptr + other) < token))
+        number += before.to(tl.int32)
+    return number
+
+
+@kernel
 def report_top(
     logits_ptr,  # [n, V] float32
     logits_stride,
@@ -101,7 +114,6 @@ def report_top(
     columns,  # K
     LOGARITHM: tl.constexpr,  # report log-probabilities, not the values
     FIXED: tl.constexpr,
-    COLUMNS: tl.constexpr,  # K, rounded up to a power of two
 ) -> None:
     """Sort what `select_top` found and turn values into log-probabilities. One program per row."""
     index = tl.program_id(0).to(tl.int64)
@@ -114,15 +126,6 @@ def report_top(
     threshold = tl.load(threshold_ptr + index)
     largest = tl.load(statistics_ptr + index)
     log_sum = tl.load(statistics_ptr + count + index)
-    column = tl.arange(0, COLUMNS)
-    value = tl.load(value_ptr + index * columns + column, mask=column < wanted, other=0.0)
-    token = tl.load(id_ptr + index * columns + column, mask=column < wanted, other=0)
-    key = ordered(value)
-    place = tl.zeros([COLUMNS], tl.int32)
-    for other in range(wanted):
-        other_key = ordered(tl.load(value_ptr + index * columns + other))
-        other_token = tl.load(id_ptr + index * columns + other)
-        place += ((other_key > key) | ((other_key == key) & (other_token < token))).to(tl.int32)
     fixed = tl.arange(0, FIXED)
     listed = fixed < tl.load(num_fixed_ptr + row * num_fixed_stride)
     fixed_token = tl.load(fixed_ptr + row * FIXED + fixed, mask=listed, other=0)
@@ -130,36 +133,44 @@ def report_top(
     own = tl.load(tokens_ptr + index) + tl.arange(0, 1)
     own_value = reported_value(logits_ptr, own, own < vocab_size, threshold)
     if LOGARITHM:
-        value = (value - largest) - log_sum
         fixed_value = (fixed_value - largest) - log_sum
         own_value = (own_value - largest) - log_sum
     out_ptr = sorted_value_ptr + index * (1 + FIXED + columns)
     tl.store(out_ptr + tl.arange(0, 1), own_value)
     tl.store(out_ptr + 1 + fixed, fixed_value, mask=listed)
-    tl.store(out_ptr + 1 + FIXED + place, value, mask=column < wanted)
-    tl.store(sorted_id_ptr + index * columns + place, token, mask=column < wanted)
+    for start in range(0, wanted, _COLUMNS):
+        column = start + tl.arange(0, _COLUMNS)
+        value = tl.load(value_ptr + index * columns + column, mask=column < wanted, other=0.0)
+        token = tl.load(id_ptr + index * columns + column, mask=column < wanted, other=0)
+        place = number_before(value_ptr + index * columns, id_ptr + index * columns, wanted, value, token)
+        if LOGARITHM:
+            value = (value - largest) - log_sum
+        tl.store(out_ptr + 1 + FIXED + place, value, mask=column < wanted)
+        tl.store(sorted_id_ptr + index * columns + place, token, mask=column < wanted)
 
 
 @kernel
 def report_all(
-    logits_ptr,  # [m, V] float32, neighbouring rows of n
+    logits_ptr,  # [n, V] float32
     logits_stride,
-    threshold_ptr,  # [m] int32
-    statistics_ptr,  # [2, n] float32, at the place of the first of them
-    count,  # n
+    threshold_ptr,  # [n] int32
+    statistics_ptr,  # [2, n] float32
     out_ptr,  # [m, V] float32, out
+    first,  # row of logits of the first program
+    place,  # row of the result of the first program
+    count,  # n
     vocab_size,
     LOGARITHM: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Values or log-probabilities of the whole vocabulary. One program per row and block."""
+    """Values or log-probabilities of the whole vocabulary. One program per row, of neighbours, and block."""
     index = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    threshold = tl.load(threshold_ptr + index)
-    value = reported_value(logits_ptr + index * logits_stride, token, token < vocab_size, threshold)
+    row = first + index
+    value = reported_value(logits_ptr + row * logits_stride, token, token < vocab_size, tl.load(threshold_ptr + row))
     if LOGARITHM:
-        value = (value - tl.load(statistics_ptr + index)) - tl.load(statistics_ptr + count + index)
-    tl.store(out_ptr + index * vocab_size + token, value, mask=token < vocab_size)
+        value = (value - tl.load(statistics_ptr + row)) - tl.load(statistics_ptr + count + row)
+    tl.store(out_ptr + (place + index) * vocab_size + token, value, mask=token < vocab_size)
 
 
 @kernel

@@ -18,22 +18,18 @@ class Sampled:
     Attributes:
         result: int32 [4, N]: token, number of NaN logits, token id of the first one (any number if there is none),
             1 if no token was left to draw.
-        values: float32 [3, N]: the token's log-probability (natural logarithm) or logit, then the row's largest value
-            and the logarithm of the sum of exp(value - largest).
+        logprobs: float32 [N], the token's log-probability (natural logarithm), or its logit.
+        statistics: float32 [2, N]: the row's largest value, and the logarithm of the sum of exp(value - largest).
     """
 
     result: Tensor
-    values: Tensor
+    logprobs: Tensor
+    statistics: Tensor
 
     @property
     def token_ids(self) -> Tensor:
         """int32 [N]."""
         return self.result[0]
-
-    @property
-    def logprobs(self) -> Tensor:
-        """float32 [N]."""
-        return self.values[0]
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,8 @@ def sample(
     ints = torch.empty(3, count, num_blocks, dtype=torch.int32, device=logits.device)
     sampled = Sampled(
         torch.empty(4, count, dtype=torch.int32, device=logits.device),
-        torch.empty(3, count, dtype=torch.float32, device=logits.device),
+        torch.empty(count, dtype=torch.float32, device=logits.device),
+        torch.empty(2, count, dtype=torch.float32, device=logits.device),
     )
     processed = processed or _unprocessed(logits)
     stages = processed.stages
@@ -92,7 +89,7 @@ def sample(
         PROCESSED=report_processed, BLOCK=block, **LAUNCH,
     )  # fmt: skip
     combine_blocks[(count,)](
-        floats, ints, sampled.result, sampled.values, count, num_blocks,
+        floats, ints, sampled.result, sampled.logprobs, sampled.statistics, count, num_blocks,
         LOGARITHM=report_logarithm, BLOCKS=power_of_two(num_blocks), **LAUNCH,
     )  # fmt: skip
     return sampled

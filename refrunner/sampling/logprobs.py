@@ -116,21 +116,22 @@ def report_logprobs(
     count, vocab_size = logits.shape
     columns = max(1, min(columns, vocab_size))
     block = row_block_of(logits.device, vocab_size)
-    ids = torch.empty(2, count, columns, dtype=torch.int32, device=logits.device)
+    # Not parts of one tensor: their alignment would change with the batch, and the kernel would be compiled anew.
+    found_ids, ids = (torch.empty(count, columns, dtype=torch.int32, device=logits.device) for _ in range(2))
     found = torch.empty(count, columns, dtype=torch.float32, device=logits.device)
     values = torch.empty(count, _FIRST_VALUE + columns, dtype=torch.float32, device=logits.device)
     ranks = torch.empty(count, dtype=torch.int32, device=logits.device)
     select_top[(count,)](
         logits, logits.stride(0), reported.thresholds, asker.rows, asker.wanted, asker.wanted.stride(0), tokens,
-        ids[0], found, ranks, vocab_size, columns, BLOCK=block, **LAUNCH,
+        found_ids, found, ranks, vocab_size, columns, BLOCK=block, **LAUNCH,
     )  # fmt: skip
     report_top[(count,)](
         logits, logits.stride(0), reported.thresholds, reported.statistics, asker.rows,
         asker.wanted, asker.wanted.stride(0), asker.fixed, asker.num_fixed, asker.num_fixed.stride(0), tokens,
-        ids[0], found, ids[1], values, vocab_size, count, columns,
-        LOGARITHM=reported.logarithm, FIXED=MAX_LOGPROB_IDS, COLUMNS=power_of_two(columns), **LAUNCH,
+        found_ids, found, ids, values, vocab_size, count, columns,
+        LOGARITHM=reported.logarithm, FIXED=MAX_LOGPROB_IDS, **LAUNCH,
     )  # fmt: skip
-    return LogprobReport(ids[1], values, ranks, _whole_rows(reported, full_rows) if len(full_rows) else None)
+    return LogprobReport(ids, values, ranks, _whole_rows(reported, full_rows) if len(full_rows) else None)
 
 
 def row_statistics(logits: Tensor) -> Tensor:
@@ -154,8 +155,8 @@ def _whole_rows(reported: Reported, rows: Sequence[int]) -> Tensor:
     block = block_of(logits.device, vocab_size)
     for place, first, count in _runs(rows):
         report_all[(count, -(-vocab_size // block))](
-            logits[first:], logits.stride(0), reported.thresholds[first:], reported.statistics[0, first:],
-            reported.statistics.shape[1], out[place:], vocab_size, LOGARITHM=reported.logarithm, BLOCK=block, **LAUNCH,
+            logits, logits.stride(0), reported.thresholds, reported.statistics, out, first, place,
+            reported.statistics.shape[1], vocab_size, LOGARITHM=reported.logarithm, BLOCK=block, **LAUNCH,
         )  # fmt: skip
     return out
 

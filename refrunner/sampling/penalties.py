@@ -52,18 +52,38 @@ class PenaltyState:
         """Count them: two launches, or none if no such row has entered."""
         if self._ticket is None:
             return
-        rows, vocab_size, words = upload.view(self._ticket), self.counts.shape[1], self.prompt_mask.shape[1]
-        clear_counts[(len(rows), -(-vocab_size // self._block))](
+        rows = upload.view(self._ticket)
+        self._count(rows, len(rows), tables, states)
+
+    def _count(self, rows: Tensor, count: int, tables: SamplingTables, states: RequestStates) -> None:
+        vocab_size, words = self.counts.shape[1], self.prompt_mask.shape[1]
+        clear_counts[(count, -(-vocab_size // self._block))](
             rows, self.prompt_mask, self.counts, vocab_size, words, BLOCK=self._block
         )
-        count_known_tokens[(len(rows), -(-self._longest // self._block))](
+        count_known_tokens[(count, -(-self._longest // self._block))](
             rows, tables.numbers.gpu, states.total_len, states.token_ids, states.token_ids.stride(0),
             self.prompt_mask, self.counts, vocab_size, words, BLOCK=self._block,
         )  # fmt: skip
 
     def advance(self, batch: InputBatch, token_ids: Tensor, tables: SamplingTables, states: RequestStates) -> None:
         """Count the step's draws, while the state table still shows the step's beginning; one launch."""
-        count_drawn_tokens[(batch.num_requests,)](
-            batch.rows, batch.query_start_loc, token_ids, tables.numbers.gpu, states.num_computed, states.total_len,
+        self._count_drawn(batch.num_requests, batch.rows, batch.query_start_loc, token_ids, tables, states)
+
+    def warm_up(self, rows: Tensor, tables: SamplingTables, states: RequestStates) -> None:
+        """Load the kernels: launches over no row, which touch nothing."""
+        self._count(rows, 0, tables, states)
+        self._count_drawn(0, rows, rows, rows, tables, states)
+
+    def _count_drawn(
+        self,
+        count: int,
+        rows: Tensor,
+        query_start_loc: Tensor,
+        token_ids: Tensor,
+        tables: SamplingTables,
+        states: RequestStates,
+    ) -> None:
+        count_drawn_tokens[(count,)](
+            rows, query_start_loc, token_ids, tables.numbers.gpu, states.num_computed, states.total_len,
             self.counts, self.counts.shape[1],
         )  # fmt: skip

@@ -119,7 +119,8 @@ class PromptLogprobs:
         for start in range(0, count, self._chunk):
             stop = min(start + self._chunk, count)
             logits = compute_logits(hidden[start:stop])
-            tokens = states.token_ids[row, computed + start + 1 : computed + stop + 1]
+            # A copy: a part's alignment would change with the place, and kernels would be compiled anew.
+            tokens = states.token_ids[row, computed + start + 1 : computed + stop + 1].clone()
             full = range(len(logits)) if report.logprobs == FULL_VOCABULARY else ()
             reported = Reported(logits, self._sampler.no_threshold, row_statistics(logits), self._logarithm)
             rows = torch.full((len(logits),), row, dtype=torch.int32, device=logits.device)

@@ -24,9 +24,9 @@ from ..sampling_params import FULL_VOCABULARY, MAX_BAD_WORD_TOKENS, MAX_BAD_WORD
 from ..staging import PackedUpload
 from .blocks import LAUNCH, block_of, row_block_of
 from .gumbel import Processed, Sampled, sample
-from .logprobs import Asker, LogprobReport, Reported, report_logprobs
+from .logprobs import Asker, LogprobReport, Reported, report_logprobs, row_statistics
 from .penalties import PenaltyState
-from .tables import SamplingTables, mask_words
+from .tables import EVERY_STAGE, SamplingTables, mask_words
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,28 @@ class Sampler:
             batch: the step's inputs.
             states: the state table as it was before the step.
         """
-        processed = self._process(logits, batch, states)
-        tables = self.tables
-        sampled = sample(
-            logits, batch.rows, batch.sample_positions, tables.temperature, tables.seeds, processed,
-            report_processed=self._processed_values, report_logarithm=self._logarithm,
-        )  # fmt: skip
+        processed = self._processed(logits, batch.rows, batch.sample_positions, states, self._stages(batch))
+        sampled = self._draw(logits, batch.rows, batch.sample_positions, processed)
         sampling = tuple(self._sampling[int(row)] for row in batch.host_rows)
-        return SamplerOutput(sampled, self._report(logits, processed, sampled, batch, sampling), sampling)
+        report = self._report(self._reported(logits, processed, sampled), sampled, batch, sampling)
+        return SamplerOutput(sampled, report, sampling)
+
+    def warm_up(self, logits: Tensor, states: RequestStates) -> SamplerOutput:
+        """Launch every kernel of the sampler once, for rows of nobody; no row's state changes.
+
+        Args:
+            logits: float32 [n, V].
+            states: the state table.
+        """
+        self.tables.warm_up()
+        nobody = torch.zeros(logits.shape[0], dtype=torch.int32, device=logits.device)
+        self._penalties.warm_up(nobody, self.tables, states)
+        processed = self._processed(logits, nobody, nobody, states, EVERY_STAGE)
+        sampled = self._draw(logits, nobody, nobody, processed)
+        reported = self._reported(logits, processed, sampled)
+        report_logprobs(reported, sampled.token_ids, self.asker(nobody, kernels.TOP_LOGPROBS.value), 1, (0,))
+        row_statistics(logits)
+        return SamplerOutput(sampled, None, ())
 
     def post_update(self, batch: InputBatch, output: SamplerOutput, states: RequestStates) -> None:
         """Take note of the draws, while the state table still shows the step's beginning."""
@@ -130,46 +144,56 @@ class Sampler:
         """Stages that some request of the batch needs."""
         return int(np.bitwise_or.reduce(self.tables.stages[batch.host_rows]))
 
-    def _process(self, logits: Tensor, batch: InputBatch, states: RequestStates) -> Processed | None:
-        """The logits to draw from, in at most two launches; none if the model's own will do for the whole batch."""
-        stages = self._stages(batch)
-        if not stages:
-            return None
+    def _processed(
+        self, logits: Tensor, rows: Tensor, positions: Tensor, states: RequestStates, stages: int
+    ) -> Processed:
+        """The logits to draw from, in at most two launches; the model's own if no row has a stage.
+
+        Args:
+            rows: int32 [N].
+            positions: int32 [N], number of tokens before the one drawn.
+            stages: those that some row needs.
+        """
         tables, (count, vocab_size) = self.tables, logits.shape
-        processed = torch.empty(count, vocab_size, dtype=torch.float32, device=logits.device)
-        block = block_of(logits.device, vocab_size)
-        process_grid = (count, -(-vocab_size // block))
-        kernels.process_logits[process_grid](
-            logits, logits.stride(0), batch.rows, batch.sample_positions, tables.numbers.gpu, tables.reals.gpu,
-            tables.allowed.gpu, tables.bias_tokens.gpu, tables.bias_values.gpu, tables.stops.gpu, tables.bad_words.gpu,
-            self._penalties.prompt_mask, self._penalties.counts, states.token_ids, states.token_ids.stride(0),
-            processed, vocab_size, mask_words(vocab_size), BIASES=MAX_BIASES, STOPS=MAX_STOPS, WORDS=MAX_BAD_WORDS,
-            WORD_TOKENS=MAX_BAD_WORD_TOKENS, BLOCK=block, **LAUNCH,
-        )  # fmt: skip
-        thresholds = self.no_threshold
+        processed, thresholds = logits, self.no_threshold
+        if stages:
+            processed = torch.empty(count, vocab_size, dtype=torch.float32, device=logits.device)
+            block = block_of(logits.device, vocab_size)
+            grid = (count, -(-vocab_size // block))
+            kernels.process_logits[grid](
+                logits, logits.stride(0), rows, positions, tables.numbers.gpu, tables.reals.gpu,
+                tables.allowed.gpu, tables.bias_tokens.gpu, tables.bias_values.gpu, tables.stops.gpu,
+                tables.bad_words.gpu, self._penalties.prompt_mask, self._penalties.counts,
+                states.token_ids, states.token_ids.stride(0), processed, vocab_size, mask_words(vocab_size),
+                BIASES=MAX_BIASES, STOPS=MAX_STOPS, WORDS=MAX_BAD_WORDS, WORD_TOKENS=MAX_BAD_WORD_TOKENS,
+                BLOCK=block, **LAUNCH,
+            )  # fmt: skip
         if stages & kernels.FILTERS.value:
             thresholds = torch.empty(count, dtype=torch.int32, device=logits.device)
             find_thresholds[(count,)](
-                processed, batch.rows, tables.numbers.gpu, tables.reals.gpu, thresholds, vocab_size,
+                processed, rows, tables.numbers.gpu, tables.reals.gpu, thresholds, vocab_size,
                 BLOCK=row_block_of(logits.device, vocab_size), **LAUNCH,
             )  # fmt: skip
         return Processed(tables.number(kernels.STAGES.value), processed, thresholds)
 
+    def _draw(self, logits: Tensor, rows: Tensor, positions: Tensor, processed: Processed) -> Sampled:
+        return sample(
+            logits, rows, positions, self.tables.temperature, self.tables.seeds, processed,
+            report_processed=self._processed_values, report_logarithm=self._logarithm,
+        )  # fmt: skip
+
+    def _reported(self, logits: Tensor, processed: Processed, sampled: Sampled) -> Reported:
+        """The values that are reported. Where processed ones are, every row has a stage, if only to be copied."""
+        if self._processed_values:
+            return Reported(processed.logits, processed.thresholds, sampled.statistics, self._logarithm)
+        return Reported(logits, self.no_threshold, sampled.statistics, self._logarithm)
+
     def _report(
-        self,
-        logits: Tensor,
-        processed: Processed | None,
-        sampled: Sampled,
-        batch: InputBatch,
-        sampling: tuple[SamplingParams, ...],
+        self, reported: Reported, sampled: Sampled, batch: InputBatch, sampling: tuple[SamplingParams, ...]
     ) -> LogprobReport | None:
         """Log-probabilities beyond those of the drawn tokens, if a request of the batch wants any."""
         if all(params.logprobs is None and not params.logprob_token_ids for params in sampling):
             return None
-        thresholds = self.no_threshold
-        if self._processed_values and processed is not None:
-            logits, thresholds = processed.logits, processed.thresholds
-        reported = Reported(logits, thresholds, sampled.values[1:], self._logarithm)
         full = [index for index, params in enumerate(sampling) if params.logprobs == FULL_VOCABULARY]
         columns = max(params.logprobs or 0 for params in sampling)
         asker = self.asker(batch.rows, kernels.TOP_LOGPROBS.value)

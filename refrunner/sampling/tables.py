@@ -115,9 +115,9 @@ class SamplingTables:
             request.prompt_len + sampling.min_tokens,
             len(sampling.logit_bias),
             len(sampling.stop_token_ids),
-            len(sampling.bad_words),
             _wanted(sampling.logprobs, bool(sampling.logprob_token_ids)),
             _wanted(sampling.prompt_logprobs),
+            len(sampling.bad_words),
             len(sampling.logprob_token_ids),
         ]
 
@@ -137,6 +137,11 @@ class SamplingTables:
         """Scatter them on the device."""
         for table in self._all:
             table.apply(upload)
+
+    def warm_up(self) -> None:
+        """Load the kernels of ``apply``; nothing changes."""
+        for table in self._all:
+            table.warm_up()
 
 
 def table_bytes(config: RunnerConfig, vocab_size: int) -> int:

@@ -12,17 +12,13 @@ from mrv2.refrunner.errors import ConfigurationError
 from mrv2.refrunner.memory import tensor_bytes
 from mrv2.refrunner.model_runner import ModelRunner
 from mrv2.refrunner.models.tiny import TINY_CONFIG, random_tensors
+from mrv2.refrunner.tensors import tensors_of
 
 
 def allocated(runner):
     """Bytes of every tensor that the runner holds beside the weights."""
-    states, builder = runner._states, runner._builder
-    sampler = runner._sampler
-    tables = (states._counters, states._token_ids, builder.block_tables._table, *sampler.tables._all)
-    tensors = [table.gpu for table in tables]
-    tensors += [sampler.no_threshold, sampler._penalties.prompt_mask, sampler._penalties.counts]
-    tensors += [builder._input_ids, builder._positions, builder._seq_lens, runner._attention.cache]
-    tensors += [builder.block_tables.batch_table, builder.block_tables.slot_mapping, builder.block_tables._windows]
+    owners = (runner._states, runner._sampler, runner._builder, runner._attention)
+    tensors = [tensor for owner in owners for _, tensor in tensors_of(owner)]
     return sum(tensor.nbytes for tensor in tensors)
 
 
