@@ -31,7 +31,8 @@ from .recorder import recorder
 from .stable_text import Unstable
 from .variants import Variant
 
-#: Loop iterations that one program may do. Real programs do some thousands; one that spins on a flag never ends.
+#: Loop iterations over few lanes that one program may do; one over wide blocks counts as several (emit/fuel.py). Real
+#: programs do some thousands; one that spins on a flag never ends.
 FUEL = 1 << 22
 
 #: Bytes that the notes of one launch may take: its accesses, and what it stores. Each is held twice for a moment.
@@ -89,7 +90,7 @@ class CompiledKernel:
                 Means nothing to a kernel that was built without checks.
             order: numbers of the programs in the order to run them; int32, a permutation; None for ascending.
             masked_lanes: what lanes hold that a load without ``other`` masks off.
-            fuel: loop iterations that one program may do.
+            fuel: loop iterations that one program may do; those over wide blocks count as several.
             log_limit: bytes that its accesses, and what it stores, may each take.
 
         Raises:

@@ -50,6 +50,7 @@ class Launch(ctypes.Structure):
         ("scratch", ctypes.c_void_p),
         ("scratch_capacity", ctypes.c_int64),
         ("loops", ctypes.c_void_p),
+        ("runtime", ctypes.c_void_p),
         ("fills", ctypes.c_char_p),
         ("print", ctypes.c_void_p),
         ("log_limit", ctypes.c_int64),
@@ -87,14 +88,15 @@ class Recorder:
 
     Args:
         release: frees the buffers of a structure.
+        runtime: address of what checked kernels call.
 
     Attributes:
         address: of the structure in C.
     """
 
-    def __init__(self, release: Callable[[int], None]) -> None:
+    def __init__(self, release: Callable[[int], None], runtime: int) -> None:
         self._release = release
-        self._launch = Launch()
+        self._launch = Launch(runtime=runtime)
         self.address = ctypes.addressof(self._launch)
         self._print = _PRINT(self._printed)
         self._launch.print = ctypes.cast(self._print, ctypes.c_void_p).value
@@ -190,7 +192,7 @@ def recorder() -> Recorder:
     """The one of this thread."""
     found: Recorder | None = getattr(_thread, "recorder", None)
     if found is None:
-        found = _thread.recorder = Recorder(support().release)
+        found = _thread.recorder = Recorder(support().release, support().runtime)
     return found
 
 

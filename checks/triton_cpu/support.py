@@ -1,4 +1,4 @@
-"""The C functions that look at the records of a launch (``runtime/conflicts.c``)."""
+"""C that all kernels share: what checked ones call (``runtime/access.c``), and what looks at records (``conflicts.c``)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,26 @@ from .build import shared_object
 
 
 class Support:
-    """Merges and sweeps records.
+    """Merges and sweeps records; holds what checked kernels call.
 
     Records and kinds are the bytes of the C arrays, so nothing is converted: a ``Record`` each, and one byte for each
     site that says what it does to memory.
+
+    Attributes:
+        release: gives back what a launch allocated; takes the address of its structure.
+        runtime: address of C's ``Runtime``.
     """
 
     def __init__(self) -> None:
-        library, _ = shared_object("conflicts.c", "conflicts.c", lambda: ('#include "conflicts.c"\n', {}))
+        text = '#include "access.c"\n#include "conflicts.c"\n'
+        library, _ = shared_object("what all kernels share", "support", lambda: (text, {}))
         self._merged = _function(library.merged, ctypes.c_int32, ctypes.c_void_p)
         self._disputed = _function(library.disputed, ctypes.c_void_p)
         self._touching = library.touching
         self._touching.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
         self._touching.restype = ctypes.c_int64
+        self.runtime = ctypes.addressof(ctypes.c_char.in_dll(library, "runtime"))
+        self._library = library
         self.release: Any = library.release
         self.release.argtypes = (ctypes.c_void_p,)
         self.release.restype = None

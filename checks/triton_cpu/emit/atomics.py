@@ -35,7 +35,7 @@ def _each_lane(
     with each_lane(program, pointer):
         if target:
             program.line(f"{target} = 0;")
-        with program.block(f"if ({allowed(program, mask, width, site)})"):
+        with program.block(f"if ({allowed(program, mask, f'INSIDE(address, {width}, {site})')})"):
             yield
             program.line(f"LOG_BYTES(address, {width}, {site});")
     program.line(f"LOG_END({site});")
@@ -121,7 +121,7 @@ def poll(program: Program, operation: Operation) -> None:
     target = lane_of(program, operation.results[0])
     with each_lane(program, pointer):
         program.line(f"{target} = 0;")
-        with program.block(f"if ({allowed(program, None, width, site)})"):
+        with program.block(f"if (INSIDE(address, {width}, {site}))"):
             program.line(f"LOG_BYTES(address, {width}, {site});")
             program.line(f"{target} = AT({kind}, address) == {program.lane(expected)};")
         program.line(f"if (!{target}) {{ stop(launch, OUT_OF_FUEL, {site}); return; }}")

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from ..ir import Block, Operation, Pointer, Region, Scalar, Tensor, Type, Value
+from .fuel import weight
 from .program import Program
 from .registry import expression, statement
 from .scalars import c_type, element_of, unsigned
@@ -125,7 +126,7 @@ def counted_loop(program: Program, operation: Operation) -> None:
     with program.block(""):
         program.line(f"const {kind} {end} = {program.lane(upper)}, {stride} = {program.lane(step)};")
         with program.block(f"for ({kind} {k} = {program.lane(lower)}; {k} < {end};)"):
-            program.line(f"SPEND_FUEL({site});")
+            program.line(f"SPEND_FUEL({site}, {weight(program, operation)});")
             program.line(f"{program.storage(counter)} = {k};")
             _body(program, operation.regions[0], carried)
             program.line(f"if (__builtin_add_overflow({k}, {stride}, &{k})) break;")
@@ -141,7 +142,7 @@ def conditional_loop(program: Program, operation: Operation) -> None:
     assign(program, tested, operation.operands)
     site = program.site(operation)
     with program.block("for (;;)"):
-        program.line(f"SPEND_FUEL({site});")
+        program.line(f"SPEND_FUEL({site}, {weight(program, operation)});")
         condition = program.operations(before)
         assert condition is not None and condition.name == "scf.condition"
         assign(program, passed, condition.operands[1:])

@@ -33,10 +33,9 @@ def lane_of(program: Program, value: Value) -> str:
     return f"{name}[i]" if isinstance(value.type, Tensor) else name
 
 
-def allowed(program: Program, mask: Value | None, width: int, site: int) -> str:
-    """Whether the lane may be accessed."""
-    inside = f"INSIDE(address, {width}, {site})"
-    return inside if mask is None else f"{program.lane(mask)} && {inside}"
+def allowed(program: Program, mask: Value | None, check: str) -> str:
+    """Whether the lane may be accessed: the mask lets it through, and so does the runtime."""
+    return check if mask is None else f"{program.lane(mask)} && {check}"
 
 
 def accessed(program: Program, operation: Operation) -> Element:
@@ -58,7 +57,6 @@ def load(program: Program, operation: Operation) -> None:
         _load_tensor(program, site, operation.results[0], pointer, mask, other)
     else:
         _load_scalar(program, site, operation.results[0], pointer, mask, other)
-    program.line(f"LOG_END({site});")
 
 
 def _load_scalar(
@@ -70,9 +68,8 @@ def _load_scalar(
             program.line(f"memset(&{target}, {_fill(mask, site)}, {width});")
         else:
             program.line(f"{target} = {program.lane(other)};")
-        with program.block(f"if ({allowed(program, mask, width, site)})"):
-            program.line(f"{target} = AT({kind}, address);")
-            program.line(f"LOG_BYTES(address, {width}, {site});")
+        reads = allowed(program, mask, f"READS(address, {width}, {site})")
+        program.line(f"if ({reads}) {target} = AT({kind}, address);")
 
 
 def _load_tensor(
@@ -93,9 +90,14 @@ def _fill(mask: Value | None, site: int) -> str:
 
 def _access_tensor(program: Program, action: str, site: int, values: str, pointer: Value, mask: Value | None) -> None:
     """Loads all lanes that the mask lets through into an array, or stores them from it."""
+    _access_rows(program, action, site, values, pointer, mask)
+    program.line(f"LOG_END({site});")
+
+
+def _access_rows(program: Program, action: str, site: int, values: str, pointer: Value, mask: Value | None) -> None:
     masks = "0" if mask is None else program.array(mask)
     width = size(pointee(pointer.element))
-    by_lanes = f"{action}_lanes_{width}"
+    by_lanes = f"{action.upper()}_LANES({width})"
     if not is_dense(pointer):
         _access_lanes(program, by_lanes, values, program.array(pointer), masks, pointer.lanes, site)
         return
@@ -106,7 +108,7 @@ def _access_tensor(program: Program, action: str, site: int, values: str, pointe
         first, last = program.lane(pointer, "row"), program.lane(pointer, f"(row + {length - 1})")
         row_masks = masks if mask is None else f"{masks} + row"
         arguments = f"{first}, {last}, {row_masks}, {values} + row, {length}, {width}, {site}"
-        with program.block(f"if (!{action}_dense(launch, runs, {arguments}))"):
+        with program.block(f"if (!{action.upper()}_DENSE(launch, runs, {arguments}))"):
             with program.lanes(length):
                 program.line(f"{addresses}[i] = {program.lane(pointer, '(row + i)')};")
             _access_lanes(program, by_lanes, f"{values} + row", addresses, row_masks, length, site)
@@ -126,8 +128,7 @@ def store(program: Program, operation: Operation) -> None:
     if isinstance(pointer.type, Tensor):
         _access_tensor(program, "store", site, program.array(value), pointer, mask)
     else:
-        with each_lane(program, pointer), program.block(f"if ({allowed(program, mask, width, site)})"):
+        with each_lane(program, pointer):
             program.line(f"const {kind} value = {program.lane(value)};")
-            program.line(f"AT({kind}, address) = value;")
-            program.line(f"LOG_STORE(address, value, {width}, {site});")
-    program.line(f"LOG_END({site});")
+            writes = allowed(program, mask, f"WRITES(address, value, {width}, {site})")
+            program.line(f"if ({writes}) AT({kind}, address) = value;")

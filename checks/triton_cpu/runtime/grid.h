@@ -19,7 +19,7 @@ int run_grid(Launch *launch, const uint64_t *arguments, int32_t x, int32_t y, in
     launch->program = number;
     launch->fuel_left = launch->fuel;
     program(launch, arguments, launch->scratch, runs, index, grid);
-    for (int site = 0; site < SITES; site++) LOG_END(site); /* a program that stopped left its runs open */
+    for (int site = 0; launch->stopped && site < SITES; site++) LOG_END(site); /* what a stopped program left open */
   }
   return launch->stopped;
 }

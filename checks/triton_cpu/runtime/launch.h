@@ -55,10 +55,11 @@ typedef struct Launch {
   char *scratch;           /* storage of the tensors of one program, 64-byte aligned */
   int64_t scratch_capacity;
   const Loop *loops;       /* indexed by the LOOP_ constants that the generator writes */
+  const struct Runtime *runtime; /* of a kernel that is checked */
   const uint8_t *fills;    /* of each site: the byte that its masked-off lanes hold, if it is a load without `other` */
   Print print;
   int64_t log_limit;       /* bytes that records, stored bytes and strays may take, each */
-  int64_t fuel;            /* loop iterations that one program may do */
+  int64_t fuel;            /* loop iterations that one program may do; wide ones count as several */
   int64_t fuel_left;
   int64_t nan_count;       /* NaNs that reached an argmax or argmin, where their place decides */
   int32_t nan_site;        /* the first such site; -1 if none */
@@ -70,6 +71,28 @@ typedef struct Launch {
 /* The run of bytes that a site is accessing in this program. */
 typedef struct { uint64_t low, high; int64_t stored; } Run;
 
+/* What a checked kernel calls to touch memory (access.c). It is built once, not into each kernel: compiling it takes as
+   long as compiling a small kernel. */
+typedef struct Runtime {
+  int (*inside)(Launch *, uint64_t address, int size, int site);
+  int (*reads)(Launch *, uint64_t address, int size, int site);
+  int (*writes)(Launch *, uint64_t address, const void *value, int size, int site);
+  void (*log_bytes)(Launch *, Run *, uint64_t address, int64_t size, int site);
+  void (*end_run)(Launch *, Run *, int site);
+  int (*load_dense)(Launch *, Run *, uint64_t first, uint64_t last, const uint8_t *mask, void *target, int64_t lanes,
+                    int size, int site);
+  int (*store_dense)(Launch *, Run *, uint64_t first, uint64_t last, const uint8_t *mask, const void *values,
+                     int64_t lanes, int size, int site);
+  void (*load_lanes_1)(Launch *, Run *, const uint64_t *, const uint8_t *mask, uint8_t *target, int64_t lanes, int site);
+  void (*load_lanes_2)(Launch *, Run *, const uint64_t *, const uint8_t *mask, uint16_t *target, int64_t lanes, int site);
+  void (*load_lanes_4)(Launch *, Run *, const uint64_t *, const uint8_t *mask, uint32_t *target, int64_t lanes, int site);
+  void (*load_lanes_8)(Launch *, Run *, const uint64_t *, const uint8_t *mask, uint64_t *target, int64_t lanes, int site);
+  void (*store_lanes_1)(Launch *, Run *, const uint64_t *, const uint8_t *mask, const uint8_t *, int64_t lanes, int site);
+  void (*store_lanes_2)(Launch *, Run *, const uint64_t *, const uint8_t *mask, const uint16_t *, int64_t lanes, int site);
+  void (*store_lanes_4)(Launch *, Run *, const uint64_t *, const uint8_t *mask, const uint32_t *, int64_t lanes, int site);
+  void (*store_lanes_8)(Launch *, Run *, const uint64_t *, const uint8_t *mask, const uint64_t *, int64_t lanes, int site);
+} Runtime;
+
 /* Ends the launch: the program has neither fuel nor memory from here on, so its loops end and its accesses do nothing. */
 static void __attribute__((noinline, cold)) stop(Launch *launch, int reason, int site) {
   launch->fuel_left = 0;
@@ -80,117 +103,42 @@ static void __attribute__((noinline, cold)) stop(Launch *launch, int reason, int
   launch->stop_site = site;
 }
 
-/* Each loop of a kernel spends fuel: a program that waits for another one would never end. */
-#define SPEND_FUEL(site) \
-  if (__builtin_expect(--launch->fuel_left < 0, 0)) { stop(launch, OUT_OF_FUEL, site); return; }
+/* Each loop of a kernel spends fuel: a program that waits for another one would never end. An iteration costs more the
+   more lanes it works on. */
+#define SPEND_FUEL(site, amount) \
+  if (__builtin_expect((launch->fuel_left -= (amount)) < 0, 0)) { stop(launch, OUT_OF_FUEL, site); return; }
+
+/* Memory of the kernel's user: of any alignment, and any other type may have been written there. */
+#define AT(type, address) (((struct __attribute__((packed, may_alias)) { type lane; } *)(uintptr_t)(address))->lane)
 
 #ifdef MRV2_AUDIT
 
-/* Makes room for one more element; returns 0 if there is no memory left, or the limit is reached, and stops the launch. */
-static int __attribute__((noinline, cold)) grow(Launch *launch, void **items, int64_t *capacity, int64_t needed,
-                                                size_t size, int site) {
-  if (launch->stopped) return 0;
-  int64_t larger = *capacity ? *capacity : 1024;
-  while (larger < needed) larger *= 2;
-  if (larger * (int64_t)size > launch->log_limit) { stop(launch, LOG_FULL, site); return 0; }
-  void *moved = realloc(*items, larger * size);
-  if (!moved) { stop(launch, OUT_OF_MEMORY, -1); return 0; }
-  *items = moved;
-  *capacity = larger;
-  return 1;
-}
-
-static void __attribute__((noinline, cold)) stray(Launch *launch, uint64_t address, int size, int site) {
-  if (launch->stopped) return;
-  for (int64_t k = launch->stray_count; k-- > 0;) {
-    Stray *last = &launch->strays[k];
-    if (last->program != launch->program) break;
-    if (last->site != site) continue;
-    if (address < last->low) last->low = address;
-    if (address + size > last->high) last->high = address + size;
-    last->lanes++;
-    return;
-  }
-  if (launch->stray_count == launch->stray_capacity &&
-      !grow(launch, (void **)&launch->strays, &launch->stray_capacity, launch->stray_count + 1, sizeof(Stray), site)) return;
-  launch->strays[launch->stray_count++] = (Stray){address, address + size, site, launch->program, 1};
-}
-
-/* Finds the block that holds all bytes from an address on, and makes it the near one. */
-static int __attribute__((noinline)) find_block(Launch *launch, uint64_t address, int64_t size) {
-  int64_t first = 0, last = launch->block_count;
-  while (first < last) {
-    int64_t middle = (first + last) / 2;
-    if (launch->blocks[2 * middle] <= address) first = middle + 1; else last = middle;
-  }
-  if (first > 0 && address < launch->blocks[2 * first - 1] && launch->blocks[2 * first - 1] - address >= (uint64_t)size) {
-    launch->near_low = launch->blocks[2 * first - 2];
-    launch->near_high = launch->blocks[2 * first - 1];
-    return 1;
-  }
-  return 0;
-}
-
-/* Whether one block holds all bytes from an address on. */
-static inline int holds(Launch *launch, uint64_t address, int64_t size) {
-  return (address >= launch->near_low && address < launch->near_high && launch->near_high - address >= (uint64_t)size) ||
-         find_block(launch, address, size);
-}
-
-/* The same for one lane; if none does, that is reported. */
-static inline int inside(Launch *launch, uint64_t address, int size, int site) {
-  if (__builtin_expect(holds(launch, address, size), 1)) return 1;
-  stray(launch, address, size, site);
-  return 0;
-}
-
-static void end_run(Launch *launch, Run *run, int site) {
-  if (run->high == run->low) return;
-  if (launch->record_count == launch->record_capacity &&
-      !grow(launch, (void **)&launch->records, &launch->record_capacity, launch->record_count + 1, sizeof(Record), site)) return;
-  launch->records[launch->record_count++] = (Record){run->low, run->high, site, launch->program, run->stored};
-  run->low = run->high = 0;
-}
-
-/* Reads and atomics: bytes that the run already holds are not logged again. */
-static inline void log_bytes(Launch *launch, Run *run, uint64_t address, int64_t size, int site) {
-  if (address == run->high) { run->high += size; return; }
-  if (address >= run->low && address + size <= run->high) return;
-  end_run(launch, run, site);
-  *run = (Run){address, address + size, -1};
-}
-
-/* Stores: the bytes are kept, for two programs that store the same are not in conflict. */
-static inline void log_store(Launch *launch, Run *run, uint64_t address, const void *value, int64_t size, int site) {
-  if (address != run->high || run->high == run->low) {
-    end_run(launch, run, site);
-    *run = (Run){address, address, launch->stored_count};
-  }
-  if (launch->stored_count + size > launch->stored_capacity &&
-      !grow(launch, (void **)&launch->stored, &launch->stored_capacity, launch->stored_count + size, 1, site)) return;
-  memcpy(launch->stored + launch->stored_count, value, size);
-  launch->stored_count += size;
-  run->high += size;
-}
-
-#define HOLDS(address, size) holds(launch, (address), (size))
-#define INSIDE(address, size, site) inside(launch, (address), (size), (site))
-#define LOG_BYTES(address, size, site) log_bytes(launch, &runs[site], (address), (size), (site))
-#define LOG_STORE(address, value, size, site) log_store(launch, &runs[site], (address), &(value), (size), (site))
-#define LOG_END(site) end_run(launch, &runs[site], (site))
+#define INSIDE(address, size, site) launch->runtime->inside(launch, (address), (size), (site))
+#define READS(address, size, site) launch->runtime->reads(launch, (address), (size), (site))
+#define WRITES(address, value, size, site) launch->runtime->writes(launch, (address), &(value), (size), (site))
+#define LOG_BYTES(address, size, site) launch->runtime->log_bytes(launch, &runs[site], (address), (size), (site))
+#define LOG_END(site) launch->runtime->end_run(launch, &runs[site], (site))
+#define LOAD_DENSE launch->runtime->load_dense
+#define STORE_DENSE launch->runtime->store_dense
+#define LOAD_LANES(width) launch->runtime->load_lanes_##width
+#define STORE_LANES(width) launch->runtime->store_lanes_##width
 
 #else
 
 #define HOLDS(address, size) 1
 #define INSIDE(address, size, site) 1
+#define READS(address, size, site) 1
+#define WRITES(address, value, size, site) 1
 #define LOG_BYTES(address, size, site) ((void)0)
 #define LOG_STORE(address, value, size, site) ((void)0)
 #define LOG_END(site) ((void)0)
+#define LOAD_DENSE load_dense
+#define STORE_DENSE store_dense
+#define LOAD_LANES(width) load_lanes_##width
+#define STORE_LANES(width) store_lanes_##width
+#include "tiles.h"
 
 #endif
-
-/* Memory of the kernel's user: of any alignment, and any other type may have been written there. */
-#define AT(type, address) (((struct __attribute__((packed, may_alias)) { type lane; } *)(uintptr_t)(address))->lane)
 
 /* One of numpy's inner loops over lanes that lie side by side. */
 #define CALL_LOOP(loop, in, out, lanes) call_loop(&launch->loops[loop], (in), (out), (lanes), sizeof *(out))
@@ -204,7 +152,5 @@ static inline void call_loop(const Loop *loop, const void *in, void *out, long l
 static inline void nan_seen(Launch *launch, int site) {
   if (!launch->nan_count++) launch->nan_site = site;
 }
-
-#include "tiles.h"
 
 #endif

@@ -17,14 +17,16 @@ POINTER, I32, F32 = Pointer(Scalar("i32")), Scalar("i32"), Scalar("f32")
 
 #: Each program adds one to its four elements of the first argument and writes them to the second.
 ADD_ONE = """
+  uint64_t from[4], to[4];
+  uint32_t values[4] = {0};
   for (int i = 0; i < 4; i++) {
-    uint64_t from = arguments[0] + 4 * (4 * index[0] + i), to = arguments[1] + 4 * (4 * index[0] + i);
-    int32_t value = 0;
-    if (INSIDE(from, 4, 0)) { LOG_BYTES(from, 4, 0); value = *(int32_t *)from; }
-    value++;
-    if (INSIDE(to, 4, 1)) { LOG_STORE(to, value, 4, 1); *(int32_t *)to = value; }
+    from[i] = arguments[0] + 4 * (4 * index[0] + i);
+    to[i] = arguments[1] + 4 * (4 * index[0] + i);
   }
+  LOAD_LANES(4)(launch, runs, from, 0, values, 4, 0);
   LOG_END(0);
+  for (int i = 0; i < 4; i++) values[i]++;
+  STORE_LANES(4)(launch, runs, to, 0, values, 4, 1);
   LOG_END(1);
 """
 

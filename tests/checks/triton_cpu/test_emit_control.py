@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from mrv2.checks.triton_cpu.errors import DeviceAssertion, OutOfFuel
+from mrv2.checks.triton_cpu.launcher import FUEL
 
 from .differential import copied, interpret, launch, same
 
@@ -261,6 +262,41 @@ def test_a_counted_loop_spends_fuel():
     assert out.item() == 4950
     error = launch(counts_to, (1,), 101, out, options={"fuel": 100}).error()
     assert isinstance(error, OutOfFuel)
+
+
+@triton.jit
+def never_ends_on_a_block(count, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    total = tl.zeros([N], tl.float32)
+    while tl.atomic_add(count, 1) >= 0:
+        total = total * 0.5 + 1.0
+    tl.store(out + i, total)
+
+
+@pytest.mark.parametrize("audit", [True, False])
+@pytest.mark.parametrize(("width", "iterations"), [(1, 1000), (1 << 16, 10)])
+def test_a_loop_over_wide_blocks_takes_more_fuel(width, iterations, audit):
+    """At the price of a scalar's iterations, a loop without end over 64 Ki lanes would run for minutes."""
+    count, out = torch.zeros(1, dtype=torch.int32), torch.zeros(width)
+    result = launch(never_ends_on_a_block, (1,), count, out, width, audit=audit, options={"fuel": 1000})
+    assert isinstance(result.error(), OutOfFuel)
+    assert iterations // 2 <= count.item() <= iterations
+
+
+@triton.jit
+def multiplies(a, out, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    block = tl.load(a + i[:, None] * N + i[None, :])
+    total = tl.zeros([N, N], tl.float32)
+    for _ in range(n):
+        total = tl.dot(block, block, total)
+    tl.store(out + i[:, None] * N + i[None, :], total)
+
+
+def test_real_loops_over_wide_blocks_have_fuel_to_spare():
+    a, out = torch.eye(128), torch.zeros(128, 128)
+    assert launch(multiplies, (1,), a, out, 100, 128, options={"fuel": FUEL // 300}).error() is None
+    assert torch.equal(out, 100 * a)
 
 
 @triton.jit

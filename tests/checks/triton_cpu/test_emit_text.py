@@ -80,12 +80,12 @@ def rows(x, out, stride, SHAPE: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
 
 @pytest.mark.parametrize("shape", ["rows", "widened"])
 def test_rows_side_by_side_in_memory_are_accessed_at_once(shape):
-    assert "store_dense(" in source(rows, X, X, 64, shape, 4, 32).text
+    assert "STORE_DENSE(" in source(rows, X, X, 64, shape, 4, 32).text
 
 
 @pytest.mark.parametrize("shape", ["halves", "columns", "backwards", "modulo", "loaded"])
 def test_other_lanes_are_accessed_one_by_one(shape):
-    assert "store_dense(" not in source(rows, X, X, 64, shape, 4, 32).text
+    assert "STORE_DENSE(" not in source(rows, X, X, 64, shape, 4, 32).text
 
 
 @triton.jit

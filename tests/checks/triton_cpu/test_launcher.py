@@ -130,7 +130,7 @@ def test_threads_do_not_share_logs(add_one):
 
 
 SPIN = """
-  while (index[1] == 1) { SPEND_FUEL(0) }
+  while (index[1] == 1) { SPEND_FUEL(0, 1) }
 """
 
 
@@ -152,7 +152,7 @@ def test_fuel_is_for_each_program(tmp_path):
 
 def test_a_failed_assertion_names_line_program_and_message(tmp_path):
     text = SPIN.replace(
-        "while (index[1] == 1) { SPEND_FUEL(0) }", "if (index[0] == 2) stop(launch, ASSERTION_FAILED, 0);"
+        "while (index[1] == 1) { SPEND_FUEL(0, 1) }", "if (index[0] == 2) stop(launch, ASSERTION_FAILED, 0);"
     )
     kernel = built(source(text, line(9, message="too large"), parameters=()), tmp_path, kinds=())
     error = kernel.launch(kernel.pack(()), (4, 1, 1), blocks=b"").error()
@@ -164,13 +164,9 @@ def test_a_failed_assertion_names_line_program_and_message(tmp_path):
 SPIN_AND_STORE = """
   int32_t value = index[0];
   for (;;) {
-    SPEND_FUEL(0)
+    SPEND_FUEL(0, 1)
     for (int lane = 0; lane < 6; lane += 2)
-      if (INSIDE(arguments[1] + 4 * lane, 4, 1)) {
-        AT(int32_t, arguments[1] + 4 * lane) = ++value;
-        LOG_STORE(arguments[1] + 4 * lane, value, 4, 1);
-      }
-    LOG_END(1);
+      if (WRITES(arguments[1] + 4 * lane, value, 4, 1)) AT(int32_t, arguments[1] + 4 * lane) = value++;
   }
 """
 
@@ -193,7 +189,7 @@ def test_a_log_within_its_limit_does_not_end_the_launch(add_one):
 
 
 def test_the_first_reason_to_stop_is_told(tmp_path):
-    text = "stop(launch, ASSERTION_FAILED, 0); for (;;) { SPEND_FUEL(1) }"
+    text = "stop(launch, ASSERTION_FAILED, 0); for (;;) { SPEND_FUEL(1, 1) }"
     kernel = built(source(text, line(9, message="first"), line(10), parameters=()), tmp_path, kinds=())
     assert isinstance(kernel.launch(kernel.pack(()), (1, 1, 1), blocks=b"").error(), DeviceAssertion)
 
@@ -209,7 +205,7 @@ PRINT = """
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, BrokenPipeError])
 def test_an_error_of_a_print_ends_the_launch_and_is_raised(tmp_path, monkeypatch, kind):
     values = (Tensor((3,), Scalar("i32")), Scalar("bf16"))
-    text = f"{PRINT} for (;;) {{ SPEND_FUEL(0) }}"
+    text = f"{PRINT} for (;;) {{ SPEND_FUEL(0, 1) }}"
     kernel = built(source(text, line(3, values=values), parameters=()), tmp_path, kinds=())
     printed = []
 
