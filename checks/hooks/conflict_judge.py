@@ -35,7 +35,7 @@ class Pieces:
     Attributes:
         position: of the access, as fences count them.
         program, site: as in the log.
-        kind: an ``AccessKind``.
+        kind: as ``conflict_kind`` numbers it.
         low, high: half-open range of addresses.
         stored: of a store: where its bytes begin in ``octets``; else -1.
         octets: bytes that stores wrote; uint8.
@@ -278,7 +278,7 @@ class _Judgement:
 
 
 def _may_conflict(one: _Line, other: _Line) -> bool:
-    """Whether a common byte would be a conflict: both store, or one kind is another than the other."""
+    """Whether a common byte would be a conflict: both store, or one kind is another, or atomics of another width."""
     return one[1] != other[1] or one[1] == AccessKind.WRITE
 
 

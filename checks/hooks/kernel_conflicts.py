@@ -1,9 +1,10 @@
 """Conflicts between the programs of one launch, which run in any order and at the same time.
 
 Two accesses of different programs conflict if they touch one byte, at least one of them writes it, and not both are
-atomic. Not reported are those that an atomic orders, as the last block of a split reduction is ordered after the
-others by the counter they all increment; and stores of equal bytes, whose order changes nothing. Both are judged from
-the one order in which the interpreter ran the programs, so a conflict can be missed, but none is made up.
+atomic and of one width. Not reported are those that an atomic orders, as the last block of a split reduction is
+ordered after the others by the counter they all increment; and stores of equal bytes, whose order changes nothing. Both
+are judged from the one order in which the interpreter ran the programs, so a conflict can be missed, but none is made
+up.
 
 First it is asked, with a few array operations, which bytes are in question at all; in a correct launch that is nearly
 always none. ``conflict_judge`` judges the accesses to them. If these are too many, one more conflict says that, with
@@ -12,6 +13,7 @@ always none. ``conflict_judge`` judges the accesses to them. If these are too ma
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,7 +23,7 @@ from numpy.typing import NDArray
 from ..events import ByteRange
 from .byte_ranges import merged_intervals
 from .conflict_judge import Pieces, judge
-from .kernel_log import AccessKind, KernelAccess, KernelLog, columns
+from .kernel_log import AccessKind, KernelAccess, KernelLog, columns, conflict_kind
 
 
 @dataclass(frozen=True)
@@ -93,19 +95,19 @@ class _Intervals:
 
 def _regions(log: KernelLog) -> list[ByteRange]:
     """Byte ranges within which there may be a conflict, sorted and disjoint."""
+    chosen: dict[int, list[KernelAccess]] = {}
+    for access in log.accesses:
+        chosen.setdefault(conflict_kind(access.kind, access.size), []).append(access)
     kinds = {
-        kind: _Intervals(chosen)
-        for kind in AccessKind
-        if (chosen := [access for access in log.accesses if access.kind is kind])
+        kind: _Intervals(chosen[kind]) for kind in sorted(chosen, key=lambda kind: (kind == AccessKind.WRITE, kind))
     }
-    reads, writes, atomics = (kinds.get(kind) for kind in (AccessKind.READ, AccessKind.WRITE, AccessKind.ATOMIC))
     found: list[ByteRange] = []
-    if writes is not None:
+    if AccessKind.WRITE in kinds:
+        writes = kinds[AccessKind.WRITE]
         crossing = writes.crossing
         found += zip(writes.lows[1:][crossing].tolist(), writes.highs[1:][crossing].tolist(), strict=True)
-    for one, other in ((reads, writes), (atomics, writes), (reads, atomics)):
-        if one is not None and other is not None:
-            found += one.overlapped(other)
+    for one, other in itertools.combinations(kinds.values(), 2):
+        found += one.overlapped(other)
     if not found:
         return []
     lows, highs = merged_intervals(*(np.array(bounds, dtype=np.int64) for bounds in zip(*found, strict=True)))
@@ -130,7 +132,7 @@ def _pieces(log: KernelLog, regions: Sequence[ByteRange]) -> tuple[Pieces, list[
             stored = length + np.cumsum(highs - lows) - (highs - lows)
             length += len(image)
             octets.append(image)
-        constants = (access.position, access.program, int(access.kind), access.site)
+        constants = (access.position, access.program, conflict_kind(access.kind, access.size), access.site)
         rows.append(np.stack([*(np.full(len(lows), constant) for constant in constants), lows, highs, stored]))
         numbers += [number] * len(lows)
     image = np.concatenate(octets) if octets else np.empty(0, np.uint8)

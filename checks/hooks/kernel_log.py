@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,25 @@ class AccessKind(enum.IntEnum):
     def verb(self) -> str:
         """For people."""
         return ("reads", "writes", "updates atomically")[self]
+
+
+def conflict_kind(kind: AccessKind, size: int) -> int:
+    """A kind as conflicts count it: two accesses of one kind are atomic to each other, or both read or both write.
+
+    Atomics of each width are a kind of their own, numbered from ``AccessKind.ATOMIC`` on: those of different widths
+    that overlap are not atomic to each other (PTX, memory consistency model: they must overlap completely).
+    """
+    return kind + size.bit_length() - 1 if kind is AccessKind.ATOMIC else int(kind)
+
+
+def kind_of(number: int) -> AccessKind:
+    """The kind that a number of ``conflict_kind`` stands for."""
+    return AccessKind(min(number, AccessKind.ATOMIC))
+
+
+def fence_addresses(addresses: Iterable[int], size: int) -> frozenset[int]:
+    """Where an atomic orders: numbers that are equal only for lanes of one address and one width, in bytes."""
+    return frozenset(16 * address + size for address in addresses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +98,7 @@ class Fence:
     Attributes:
         position: of its own access, the next one in the log.
         program: whose it is.
-        addresses: of its lanes.
+        addresses: of its lanes, as ``fence_addresses`` numbers them.
         acquires: whether it sees what others have released.
         releases: whether others see what came before it.
     """

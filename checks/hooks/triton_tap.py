@@ -21,7 +21,7 @@ from triton.runtime.interpreter import TensorHandle
 from ..findings import Site
 from ..libraries import folder_of
 from .byte_ranges import Addresses
-from .kernel_log import AccessKind, Fence, KernelAccess, KernelLog, StrayLanes
+from .kernel_log import AccessKind, Fence, KernelAccess, KernelLog, StrayLanes, fence_addresses
 from .masked_lanes import MaskedLanes, byte_for
 from .patching import Patches
 
@@ -228,7 +228,7 @@ class Tap:
     def _fence(self, pointers: Any, semantic: Any, scope: Any) -> None:
         acquires, releases = semantic in _ACQUIRES, semantic in _RELEASES
         if scope != _SCOPES.CTA and (acquires or releases):  # that one orders within a program
-            addresses = frozenset(np.ravel(pointers.data).tolist())
+            addresses = fence_addresses(np.ravel(pointers.data).tolist(), _bytes_of(pointers))
             self.log.fences.append(Fence(len(self.log.accesses), self.program, addresses, acquires, releases))
 
     def _site(self) -> int:

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from ..events import ByteRange
 from ..findings import JSON
+from ..hooks.kernel_log import AccessKind, conflict_kind
 from ..hooks.masked_lanes import MaskedLanes, byte_for
 from . import language  # noqa: F401 - it remembers the language as it is before an interpreter replaces it
 from .arguments import Packer
 from .build import shared_object
-from .emit.source import Source
+from .emit.source import AccessSite, Source
 from .ir import Module
 from .locks import ForkSafeLock
 from .log import LaunchResult, place_of
@@ -66,7 +67,7 @@ class CompiledKernel:
         self._run.argtypes = (ctypes.c_void_p, ctypes.c_char_p, *(ctypes.c_int32,) * 3, ctypes.c_void_p)
         self._loops = (Loop * len(source.loops))(*(loop(*found) for found in source.loops))
         self._loops_address = ctypes.addressof(self._loops) if source.loops else None
-        self._kinds = bytes(site.kind or 0 for site in source.sites)
+        self._kinds = bytes(map(_kind, source.sites))
         self._zeros = bytes(len(source.sites))
         self._undefined = [(number, place_of(site)) for number, site in enumerate(source.sites) if site.undefined]
 
@@ -112,6 +113,11 @@ class CompiledKernel:
         for number, place in self._undefined:
             fills[number] = byte_for(masked_lanes, place)
         return bytes(fills)
+
+
+def _kind(site: AccessSite) -> int:
+    """Of a site, as conflicts count it; those that touch nothing are in no record."""
+    return 0 if site.kind is None else conflict_kind(AccessKind(site.kind), site.size)
 
 
 def compiled(variant: Variant, *, audit: bool = True, truncate_bf16: bool = False) -> CompiledKernel:

@@ -14,7 +14,7 @@ from ..events import ByteRange
 from ..findings import Site
 from ..hooks.conflict_judge import Pieces, judge
 from ..hooks.kernel_conflicts import Conflict
-from ..hooks.kernel_log import AccessKind, Fence, KernelAccess, StrayLanes, grid_index
+from ..hooks.kernel_log import AccessKind, Fence, KernelAccess, StrayLanes, fence_addresses, grid_index, kind_of
 from ..libraries import folder_of
 from .emit.source import AccessSite
 from .errors import DeviceAssertion, LogFull, OutOfFuel, ProgramError
@@ -26,7 +26,8 @@ RECORD = np.dtype([("low", "u8"), ("high", "u8"), ("site", "i4"), ("program", "i
 #: Fields of ``Stray``: hull of the addresses of lanes outside of all blocks, site, program, number of lanes.
 STRAY = np.dtype([("low", "u8"), ("high", "u8"), ("site", "i4"), ("program", "i4"), ("lanes", "i8")])
 
-_READS, _WRITES = 1 << AccessKind.READ, 1 << AccessKind.WRITE | 1 << AccessKind.ATOMIC
+#: Sets of kinds: reads, and all others.
+_READS, _WRITES = 1 << AccessKind.READ, 0x7FFFFFFF & ~(1 << AccessKind.READ)
 _UNKNOWN = Site("", 0, "")
 
 
@@ -56,7 +57,7 @@ class LaunchResult:
     Attributes:
         kernel: its name.
         sites: what the numbers of sites mean.
-        kinds: one byte for each site: what it does to memory.
+        kinds: one byte for each site: what it does to memory, as ``conflict_kind`` numbers it.
         grid: extents of the launch.
         log: the accesses as an array of C's ``Record``, in the order in which they happened; empty if it was not kept.
         stored: the bytes that stores wrote; ``Record.stored`` says where those of a record begin.
@@ -125,7 +126,7 @@ class LaunchResult:
             return []
         found = []
         for low, high, site, program, lanes in self.strays.tolist():
-            kind = AccessKind(self.kinds[site])
+            kind = kind_of(self.kinds[site])
             found.append(StrayLanes(kind, place_of(self.sites[site]), program, low, high, lanes))
         return found
 
@@ -192,7 +193,7 @@ class LaunchResult:
         if stored >= 0:
             octets = np.frombuffer(self.stored, np.uint8, high - low, stored)
             values = (octets, np.ones(len(octets), bool))
-        kind, size = AccessKind(self.kinds[site]), self.sites[site].size
+        kind, size = kind_of(self.kinds[site]), self.sites[site].size
         return KernelAccess(number, program, kind, lines[site], low, high, None, size, values)
 
     def _fences(self) -> list[Fence]:
@@ -209,7 +210,7 @@ class LaunchResult:
             fences[-1][3].update(range(low, high, site.size))
             last = (number, place, program)
         return [
-            Fence(position, program, frozenset(addresses), site.acquires, site.releases)
+            Fence(position, program, fence_addresses(addresses, site.size), site.acquires, site.releases)
             for position, program, site, addresses in fences
         ]
 

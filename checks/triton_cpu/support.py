@@ -1,4 +1,4 @@
-"""C that all kernels share: what checked ones call (``runtime/access.c``), and what looks at records (``conflicts.c``)."""
+"""C that all kernels share: what checked ones call (``runtime/access.c``), what looks at records (``conflicts.c``)."""
 
 from __future__ import annotations
 

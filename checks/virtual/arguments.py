@@ -83,24 +83,35 @@ class _Checked:
         return self._inner.decisions()
 
 
-def check_starved(schedule: object, streams: int) -> None:
-    """Refuse, when a program is over, to have held back a stream that it never made.
+def check_streams_named(schedule: object, streams: int) -> None:
+    """Refuse, when a program is over, a schedule that names a stream which the program never made.
 
     Args:
-        schedule: as the user gave it.
+        schedule: as the user gave it; schedulers of the user's own name none.
         streams: how many streams there were, numbered from 0.
 
     Raises:
-        VirtualDeviceError: it is ``starve`` with such a stream.
+        VirtualDeviceError: it is ``starve`` with such a stream, or deviates to one.
     """
-    base = Schedule.parse(schedule).base if isinstance(schedule, str) else getattr(schedule, "base", "")
-    name, _, number = str(base).partition(":")
-    if name == "starve" and number and int(number) >= max(streams, _FIRST_NAMED):
+    chosen = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
+    if not isinstance(chosen, Schedule):
+        return
+    last = max(streams, _FIRST_NAMED) - 1
+    name, _, number = chosen.base.partition(":")
+    if name == "starve" and number and int(number) > last:
         raise VirtualDeviceError(
             f"schedule {str(schedule)!r}",
             f"the stream that it holds back must exist; the program has the streams 0 to {streams - 1}",
             "nothing was held back, so the run was that of 'early'",
             f"starve:{streams - 1}" if streams > 1 else "'early', or 'starve' for the default stream",
+        )
+    wrong = [item for item in chosen.deviations if item.stream is not None and item.stream > last]
+    if wrong:
+        raise VirtualDeviceError(
+            f"schedule {str(schedule)!r}",
+            f"the stream of a deviation ({wrong[0]}) must exist; the program has the streams 0 to {streams - 1}",
+            "the deviation did nothing, so the run was another than the one that was asked for",
+            "take the schedule from a run of the same program, or name one of its streams",
         )
 
 

@@ -22,7 +22,7 @@ from .arguments import (
     Hook,
     check_kernels,
     check_sink,
-    check_starved,
+    check_streams_named,
     check_trace,
     checked_hooks,
     checked_poison,
@@ -104,7 +104,8 @@ def virtual_device(
 
     Raises:
         CheckError: a virtual device is open already, there is no such schedule, the trace cannot be written, or
-            another argument is not one of those above; at the end, that ``starve:N`` named no stream of the program.
+            another argument is not one of those above; at the end, that the schedule names a stream (``starve:N``,
+            ``late+3=N``) which the program never made.
     """
     check_masked_lanes(masked_lanes)
     check_kernels(kernels)
@@ -117,7 +118,7 @@ def virtual_device(
         runtime = Runtime(told, checked_scheduler(schedule, seed), poison=checked_poison(poison))
         stack.enter_context(installed(runtime, (*_standard_hooks(kernels == "compiled", masked_lanes), *installers)))
         yield VirtualDevice(runtime, judge)
-    check_starved(schedule, runtime.streams.made)
+    check_streams_named(schedule, runtime.streams.made)
 
 
 def _standard_hooks(compiled: bool, masked_lanes: MaskedLanes) -> tuple[Hook, ...]:

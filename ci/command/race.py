@@ -79,7 +79,7 @@ def _run(name: str, schedules: str, witness: bool) -> tuple[list[Run], Replay, t
 
 def _record(program: Callable[[], object], named: Mapping[str, JSON], schedules: str) -> list[tuple[Replay, Run]]:
     """One run for each schedule; which streams there are to starve is known after the first."""
-    from mrv2.checks.virtual.arguments import check_starved
+    from mrv2.checks.virtual.arguments import check_streams_named
     from mrv2.checks.virtual.replay import record_replay
     from mrv2.checks.virtual.schedules import expand
 
@@ -88,7 +88,7 @@ def _record(program: Callable[[], object], named: Mapping[str, JSON], schedules:
     others = expand(schedules, streams=replays[0][1].streams)[1:]
     replays += [record_replay(program, named, schedule) for schedule in others]
     for _, run in replays:
-        check_starved(run.schedule, run.streams)
+        check_streams_named(run.schedule, run.streams)
     return replays
 
 

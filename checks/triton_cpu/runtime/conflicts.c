@@ -1,12 +1,13 @@
 /* What a launch did to memory, from its records: merged byte ranges, and the bytes that programs may dispute.
 
-   A byte is disputed if two programs touch it, at least one of them writes it, and not both atomically. All such bytes
+   A byte is disputed if two programs touch it, at least one of them writes it, and not both atomically in one width: the
+   numbers of kinds from ATOMIC on stand for widths of 1, 2, 4, 8 and 16 bytes. All such bytes
    are found, and no others: records are sorted by their first byte, and for each kind of access the sweep remembers the
    largest end so far and the largest of another program, so each record meets the one that reaches furthest into it. */
 
 #include "launch.h"
 
-enum { READ = 0, WRITE = 1, ATOMIC = 2, KINDS = 3 };
+enum { READ = 0, WRITE = 1, ATOMIC = 2, KINDS = 7 };
 
 typedef struct { uint64_t low, high; int32_t program, kind; } Span;
 
@@ -86,13 +87,14 @@ static void extend(Reach *reach, const Span *span) {
 }
 
 static int64_t sweep(const Span *spans, int64_t count, uint64_t *ranges) {
-  static const uint8_t against[KINDS] = {1 << WRITE | 1 << ATOMIC, 1 << READ | 1 << WRITE | 1 << ATOMIC, 1 << READ | 1 << WRITE};
-  Reach reach[KINDS] = {{0, 0, -1}, {0, 0, -1}, {0, 0, -1}};
+  Reach reach[KINDS];
   int64_t made = 0;
+  for (int kind = 0; kind < KINDS; kind++) reach[kind] = (Reach){0, 0, -1};
   for (const Span *span = spans; span < spans + count; span++) {
     uint64_t end = 0;
     for (int kind = 0; kind < KINDS; kind++) {
-      uint64_t others = against[span->kind] >> kind & 1 ? end_of_others(&reach[kind], span->program) : 0;
+      if (kind == span->kind && kind != WRITE) continue;
+      uint64_t others = end_of_others(&reach[kind], span->program);
       if (others > end) end = others;
     }
     if (end > span->low && !ranges) return 1;

@@ -20,7 +20,8 @@ from mrv2.checks.triton_cpu.memory import Memory
 from mrv2.checks.triton_cpu.prepared import prepared
 from mrv2.checks.triton_cpu.support import support
 
-KINDS = bytes([0, 1, 2])
+#: Reads, stores, atomics of one byte and of four.
+KINDS = bytes([0, 1, 2, 4])
 
 
 def records(rows) -> bytes:
@@ -39,7 +40,7 @@ def disputed_by_hand(rows) -> list[tuple[int, int]]:
     for low, high, kind, program in rows:
         for byte in range(low, high):
             touched.setdefault(byte, set()).add((program, kind))
-    allowed = ({0}, {2})
+    allowed = ({0}, {2}, {3})
     wrong = sorted(
         byte
         for byte, those in touched.items()
@@ -59,7 +60,7 @@ def joined(numbers) -> list[tuple[int, int]]:
 
 
 rows_of_records = st.lists(
-    st.tuples(st.integers(1, 30), st.integers(1, 8), st.integers(0, 2), st.integers(0, 3)).map(
+    st.tuples(st.integers(1, 30), st.integers(1, 8), st.integers(0, 3), st.integers(0, 3)).map(
         lambda row: (row[0], row[0] + row[1], row[2], row[3])
     ),
     max_size=12,
@@ -76,7 +77,7 @@ def test_exactly_the_disputed_bytes_are_found(rows):
 @given(rows_of_records, st.integers(0, 7))
 def test_ranges_are_merged(rows, wanted):
     merged = support().merged(records(rows), len(rows), KINDS, wanted)
-    chosen = sorted({byte for low, high, kind, _ in rows if wanted >> kind & 1 for byte in range(low, high)})
+    chosen = sorted({byte for low, high, kind, _ in rows if wanted >> KINDS[kind] & 1 for byte in range(low, high)})
     assert [tuple(row) for row in merged.tolist()] == joined(chosen)
 
 
@@ -169,6 +170,26 @@ def last_one_sums_by_exchange(parts_ptr, counter_ptr, out_ptr, PROGRAMS: tl.cons
         tl.store(out_ptr, tl.sum(tl.load(parts_ptr + tl.arange(0, PROGRAMS)), axis=0))
 
 
+@triton.jit
+def counts_in_two_widths(counter_ptr, APART: tl.constexpr, SEM: tl.constexpr):
+    wide_ptr = counter_ptr.to(tl.pointer_type(tl.int64))
+    if tl.program_id(0) % 2 == 0:
+        tl.atomic_add(counter_ptr, 1, sem=SEM)
+    else:
+        tl.atomic_add(wide_ptr + APART, 1, sem=SEM)
+
+
+@triton.jit
+def sums_after_a_counter_of_another_width(parts_ptr, counter_ptr, out_ptr, PROGRAMS: tl.constexpr):
+    program = tl.program_id(0)
+    tl.store(parts_ptr + program, program)
+    if program < PROGRAMS - 1:
+        tl.atomic_add(counter_ptr, 1, sem="release")
+    else:
+        tl.atomic_add(counter_ptr.to(tl.pointer_type(tl.int64)), 0, sem="acquire")
+        tl.store(out_ptr, tl.sum(tl.load(parts_ptr + tl.arange(0, PROGRAMS)), axis=0))
+
+
 def ints(*shape) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.int32)
 
@@ -186,6 +207,14 @@ CASES = {
     "a counter that orders nothing": (last_one_sums_unordered, lambda: (ints(4), ints(1), ints(1), 4), 1),
     "a counter of each program": (last_one_sums_within_a_program, lambda: (ints(4), ints(1), ints(1), 4), 1),
     "an exchange of each program": (last_one_sums_by_exchange, lambda: (ints(4), ints(1), ints(1), 4, "cta"), 1),
+    "atomics of two widths": (counts_in_two_widths, lambda: (ints(4), 0, "acq_rel"), 1),
+    "atomics of two widths, relaxed": (counts_in_two_widths, lambda: (ints(4), 0, "relaxed"), 1),
+    "atomics of two widths, apart": (counts_in_two_widths, lambda: (ints(4), 1, "acq_rel"), 0),
+    "an atomic of another width orders nothing": (
+        sums_after_a_counter_of_another_width,
+        lambda: (ints(4), ints(4), ints(1), 4),
+        2,
+    ),
     "an exchange of the system": (last_one_sums_by_exchange, lambda: (ints(4), ints(1), ints(1), 4, "sys"), 0),
 }
 

@@ -121,3 +121,21 @@ def test_a_schedule_of_wrong_parts_is_refused(parts):
 
 def test_a_schedule_of_right_parts_is_taken():
     assert str(Schedule("late", 3, (Decision(4, 1),))) == "late@3+4=1"
+
+
+def uses_one_stream_of_its_own(schedule: str) -> None:
+    with virtual_device(schedule):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.zeros(1, device="cuda").add_(1)
+        torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("schedule", ["starve:44", "late+3=9", "early+1=44*"])
+def test_a_schedule_that_names_a_stream_which_was_never_made_is_refused(schedule):
+    with pytest.raises(VirtualDeviceError, match="must exist"):
+        uses_one_stream_of_its_own(schedule)
+
+
+@pytest.mark.parametrize("schedule", ["starve", "starve:1", "late+3=1", "late+1=-"])
+def test_streams_that_exist_may_be_named(schedule):
+    uses_one_stream_of_its_own(schedule)
