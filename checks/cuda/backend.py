@@ -66,7 +66,7 @@ class Cuda:
 
     def current_stream(self) -> int:
         """See :class:`Backend`."""
-        return self._raw_stream(self._index)  # type: ignore[no-any-return]
+        return self._raw_stream(self._index)
 
     def memory_of(self, tensor: Tensor) -> tuple[Any, int, int]:
         """See :class:`Backend`; the storage, which all views share."""
@@ -81,7 +81,7 @@ class Cuda:
         """See :class:`Backend`; the caching allocator knows, each of whose segments belongs to one stream."""
         found = self._segment(address)
         if found is None:
-            snapshot = torch.cuda.memory_snapshot()
+            snapshot: Any = torch.cuda.memory_snapshot()
             here = [segment for segment in snapshot if segment["device"] == self._index]
             self._segments = sorted((item["address"], item["total_size"], item["stream"]) for item in here)
             found = self._segment(address)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..events import ByteRange, EventSink, LaneKind, OperationKind, Space, Stack, SyncKind
@@ -161,7 +161,4 @@ class Journal(EventSink):
 
 
 def _real(number: int) -> int:
-    return number.given if type(number) is Later else number  # type: ignore[attr-defined]
-
-
-Handler = Callable[..., None]
+    return number.given if type(number) is Later else number

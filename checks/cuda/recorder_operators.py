@@ -68,7 +68,8 @@ class Touched:
             else:
                 layout = intern_layout(*end)
                 found[how if layout.exact else how | _POSSIBLE_READ].extend(layout.ranges(low))
-        return Work(name, self.kind, None, *found, True, self.protected, False)
+        reads, writes, some_reads, some_writes = found
+        return Work(name, self.kind, None, reads, writes, some_reads, some_writes, True, self.protected, False)
 
 
 class Operators:
@@ -296,7 +297,7 @@ class Operators:
         touched.kind = OperationKind.COPY_TO_DEVICE
         if block is None:
             return
-        rule = copy_rule(Direction.UPLOAD, block, layout_of(source), layout_of(target), non_blocking)
+        rule = copy_rule(Direction.UPLOAD, True, layout_of(source), layout_of(target), non_blocking)
         if rule.source is HostRead.AT_CALL:
             ranges = layout_of(source).ranges(source.data_ptr())
             self._runtime.host_access(ranges, write=False, name="aten.copy_")
@@ -309,7 +310,7 @@ class Operators:
         self, touched: Touched, target: Tensor, source: Tensor, block: Block | None, non_blocking: bool
     ) -> None:
         touched.kind = OperationKind.COPY_TO_HOST
-        rule = copy_rule(Direction.DOWNLOAD, block, layout_of(target), layout_of(source), non_blocking)
+        rule = copy_rule(Direction.DOWNLOAD, block is not None, layout_of(target), layout_of(source), non_blocking)
         touched.waits |= rule.waits is Waits.ALWAYS
         if block is not None:
             touched.protected = owned_by_allocator(block, target)
@@ -389,7 +390,8 @@ def address_of_stream(stream: Any) -> int:
     """The address of a stream of either class."""
     address = getattr(stream, "cuda_stream", None)
     if address is None:
-        address = torch.cuda.Stream(
+        made: Any = torch.cuda.Stream
+        address = made(
             stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
         ).cuda_stream
     return int(address)

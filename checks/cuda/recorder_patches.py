@@ -41,14 +41,15 @@ def install(runtime: CudaRuntime) -> Callable[[], None]:
 
 def install_streams(runtime: CudaRuntime) -> Callable[[], None]:
     """Name streams by the line that makes them; returns the undo."""
-    patches, stock = Patches(), torch.cuda.Stream.__new__
+    patches, stream = Patches(), torch.cuda.Stream
+    stock: Any = stream.__new__
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
         made = stock(cls, *args, **kwargs)
         runtime.stream_made(made.cuda_stream)
         return made
 
-    patches.set(torch.cuda.Stream, "__new__", staticmethod(new))
+    patches.set(stream, "__new__", staticmethod(new))
     return patches.undo
 
 

@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any, TypeAlias
 
 from ..libraries import TOOLKIT
-from .runtime import Runtime
+from .runtime import HostRuntime
 
 Token: TypeAlias = int
 
@@ -23,7 +23,7 @@ class Edges:
     A thread that the device has never heard of has nothing to hand over; one that is handed something becomes known.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: HostRuntime) -> None:
         self.runtime = runtime
         self._installed = True
         #: Never one of the locks that are told.

@@ -22,11 +22,11 @@ from . import masks, numpy_functions
 from . import numpy_namespace as namespace
 from .byte_ranges import Array, array_ranges, element_addresses, lane_ranges, selected_ranges
 from .patching import Patches
-from .runtime import Runtime
+from .runtime import HostRuntime
 from .tracking import Tracked, plain, tracked_in, untensored
 
 
-def wrap(array: Array, runtime: Runtime) -> TrackedArray:
+def wrap(array: Array, runtime: HostRuntime) -> TrackedArray:
     """The tracked face of an array over tracked memory."""
     tracked: TrackedArray = array.view(TrackedArray)
     tracked._runtime = runtime
@@ -301,7 +301,7 @@ _CONVERSIONS = (
 )  # fmt: skip
 
 
-def install(runtime: Runtime) -> Callable[[], None]:
+def install(runtime: HostRuntime) -> Callable[[], None]:
     """Track what ``Tensor.numpy()`` and numpy's own conversions give out of tracked memory; returns the undo.
 
     ``numpy.asarray`` drops subclasses, and ``numpy.frombuffer`` never knew of them, so these functions are replaced in
@@ -317,7 +317,7 @@ def install(runtime: Runtime) -> Callable[[], None]:
     return patches.undo
 
 
-def _conversion(stock: Callable[..., Any], runtime: Runtime) -> Callable[..., Any]:
+def _conversion(stock: Callable[..., Any], runtime: HostRuntime) -> Callable[..., Any]:
     def convert(*args: Any, **kwargs: Any) -> Any:
         if args and stock is not np.from_dlpack:
             args = (untensored(args[0]), *args[1:])  # what the tensor itself would give, but tracked

@@ -1,4 +1,4 @@
-"""What the hooks need of the device that they report to; the virtual device has it all."""
+"""What the hooks need of the device that they report to; of a real one they need what the host does."""
 
 from __future__ import annotations
 
@@ -75,28 +75,21 @@ class Engine(Protocol):
         ...
 
 
-class Runtime(Protocol):
-    """The device. Every method may be called from any thread."""
+class HostRuntime(Protocol):
+    """The device as the host's threads and arrays need it. Every method may be called from any thread."""
 
-    sink: EventSink
     step: int | None
     active: bool
     wrap_array: Callable[[Any], Any] | None
-    upload_guard: Callable[[Any, str], Callable[[], None]] | None
+
+    @property
+    def sink(self) -> EventSink:
+        """Judges or records."""
+        ...
 
     @property
     def lock(self) -> Any:
         """A ``threading.RLock``, held during every call into the sink and while an operation runs."""
-        ...
-
-    @property
-    def running(self) -> Pending | None:
-        """The operation that is being run."""
-        ...
-
-    @property
-    def engine(self) -> Engine:
-        """Where pending operations are."""
         ...
 
     def host_lane(self) -> int:
@@ -111,16 +104,37 @@ class Runtime(Protocol):
         """The block that an address lies in."""
         ...
 
+    def host_access(self, ranges: Sequence[ByteRange], *, write: bool, name: str, certain: bool = True) -> None:
+        """The calling thread touches memory, or perhaps only some of it, now; bytes that nobody tracks are dropped."""
+        ...
+
+    def enter_thread(self) -> contextlib.AbstractContextManager[Any]:
+        """What a thread does everything within."""
+        ...
+
+
+class Runtime(HostRuntime, Protocol):
+    """A device that runs what it is given."""
+
+    sink: EventSink
+    upload_guard: Callable[[Any, str], Callable[[], None]] | None
+
+    @property
+    def running(self) -> Pending | None:
+        """The operation that is being run."""
+        ...
+
+    @property
+    def engine(self) -> Engine:
+        """Where pending operations are."""
+        ...
+
     def blocks(self) -> tuple[Any, Any]:
         """First and one-past-last addresses of all blocks, as sorted int64 arrays."""
         ...
 
     def packed_blocks(self) -> bytes:
         """First and one-past-last address of each block, sorted, as native 64-bit words."""
-        ...
-
-    def host_access(self, ranges: Sequence[ByteRange], *, write: bool, name: str, certain: bool = True) -> None:
-        """The calling thread touches memory, or perhaps only some of it, now; bytes that nobody tracks are dropped."""
         ...
 
     def enqueue(
@@ -138,8 +152,4 @@ class Runtime(Protocol):
 
         ``blocks`` are those whose addresses it was given, though which bytes it touches is learnt later.
         """
-        ...
-
-    def enter_thread(self) -> contextlib.AbstractContextManager[Any]:
-        """What a thread does everything within."""
         ...

@@ -25,15 +25,15 @@ from collections.abc import Callable
 
 from .edges import Edges, Token
 from .patching import Patches
-from .runtime import Runtime
+from .runtime import HostRuntime
 from .thread_futures import patch_futures
 from .thread_locks import patch_locks
 from .thread_queues import patch_queues
 
-_installed: weakref.WeakSet[Runtime] = weakref.WeakSet()
+_installed: weakref.WeakSet[HostRuntime] = weakref.WeakSet()
 
 
-def install(runtime: Runtime) -> Callable[[], None]:
+def install(runtime: HostRuntime) -> Callable[[], None]:
     """Tell a device of every thread that starts from now on, and of what threads hand over; returns the undo.
 
     Threads, locks and queues that outlive the undo go on working and tell nothing. A second installation on one device

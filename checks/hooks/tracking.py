@@ -13,7 +13,7 @@ import numpy as np
 from ..events import ByteRange
 from .assignments import born, taken_over, used
 from .byte_ranges import array_ranges
-from .runtime import Runtime
+from .runtime import HostRuntime
 
 
 class _Quiet(threading.local):
@@ -36,7 +36,7 @@ def untold() -> Iterator[None]:
 class Tracked(np.ndarray[Any, np.dtype[Any]]):
     """An array that tells a device of accesses to its memory; views of it do so too."""
 
-    _runtime: Runtime | None = None
+    _runtime: HostRuntime | None = None
 
     def __array_finalize__(self, source: Any) -> None:
         self._runtime = getattr(source, "_runtime", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -134,7 +134,7 @@ class Copies:
         if layout.nbytes == 0:
             return
         block = self._pinned_block(source)
-        rule = copy_rule(Direction.UPLOAD, block, layout, target.layout, non_blocking)
+        rule = copy_rule(Direction.UPLOAD, block is not None, layout, target.layout, non_blocking)
         self._refuse_in_capture(rule)
         if rule.source is HostRead.AT_CALL:
             operation = self._upload_staged(target, source, layout, rule)
@@ -180,7 +180,7 @@ class Copies:
         if layout.nbytes == 0:
             return
         block = self._pinned_block(target)
-        rule = copy_rule(Direction.DOWNLOAD, block, layout, source.layout, non_blocking)
+        rule = copy_rule(Direction.DOWNLOAD, block is not None, layout, source.layout, non_blocking)
         self._refuse_in_capture(rule)
         alias = target if block is None else _over(block, target.data_ptr(), layout)
         owned = block is not None and owned_by_allocator(block, target)
@@ -284,14 +284,21 @@ def _not_pinned(subject: str) -> VirtualDeviceError:
     )
 
 
-def copy_rule(direction: Direction, block: Block | None, host: Layout, device: Layout, non_blocking: bool) -> CopyRule:
+def copy_rule(direction: Direction, pinned: bool, host: Layout, device: Layout, non_blocking: bool) -> CopyRule:
     """The row of the table for a copy between host memory, in a pinned block or pageable, and the device."""
     same = host.stride == device.stride and host.dtype is device.dtype and host.shape == device.shape
     whole = one_transfer(contiguous=host.contiguous, dense=host.dense, same_layout=same)
-    return COPIES[direction, HostMemory.PAGEABLE if block is None else HostMemory.PINNED, whole, non_blocking]
+    return COPIES[direction, HostMemory.PINNED if pinned else HostMemory.PAGEABLE, whole, non_blocking]
 
 
-def owned_by_allocator(block: Block, tensor: Tensor) -> bool:
+class HostBlock(Protocol):
+    """A block of pinned memory."""
+
+    base: int
+    storage: int
+
+
+def owned_by_allocator(block: HostBlock, tensor: Tensor) -> bool:
     """Whether torch's host allocator learns of a copy: the storage is its own, or the pointer is that of the block."""
     return tensor.untyped_storage()._cdata == block.storage or tensor.data_ptr() == block.base
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ..events import LaneKind, Stack
 from ..findings import Finding, Soundness, Verdict
@@ -52,17 +52,34 @@ class Node:
     past: dict[int, int] = field(default_factory=dict)
 
 
-class Capture:
-    """A capture in progress, and then what it captured."""
+class Finder(Protocol):
+    """Knows the memory of a device."""
 
-    def __init__(self, runtime: Runtime, root: Queue, mode: str) -> None:
+    def find_block(self, address: int) -> Any:
+        """The block that an address lies in, or None."""
+        ...
+
+
+class Capturable(Protocol):
+    """A record of an event, which may have been made in a capture."""
+
+    @property
+    def node(self) -> Node | None:
+        """Its place in the capture."""
+        ...
+
+
+class Capture:
+    """A capture in progress, and then what it captured; its blocks are those of the device that it is on."""
+
+    def __init__(self, runtime: Finder, root: Queue, mode: str) -> None:
         self.runtime = runtime
         self.mode = mode
         self.thread = threading.get_ident()
         self.nodes: list[Node] = []
         self.queues: list[Queue] = [root]
-        self.pool: list[Block] = []
-        self.external: dict[int, tuple[Block, Node]] = {}
+        self.pool: list[Any] = []
+        self.external: dict[int, tuple[Any, Node]] = {}
         self.lost = False
         self.over = False
         self._past: list[dict[int, int]] = [{}]
@@ -90,7 +107,7 @@ class Capture:
         node.past = dict(self._past[node.branch])
         return node
 
-    def add_wait(self, queue: Queue, record: Record) -> None:
+    def add_wait(self, queue: Queue, record: Capturable) -> None:
         """A stream waits for a captured record; a stream outside is drawn into the capture by it."""
         node = record.node
         assert node is not None
@@ -367,7 +384,7 @@ class _Remains:
         self._graph._give_back()
 
 
-def stale_address(block: Block, node: Node, stack: Stack, step: int | None) -> Finding:
+def stale_address(block: Any, node: Node, stack: Stack, step: int | None) -> Finding:
     """A replay, asked for at ``stack``, of work on a block that was freed since the capture."""
     assert node.work is not None
     memory = {"space": block.space.value, "size": block.size, "label": block.label}
