@@ -1,7 +1,7 @@
 """Calls of torch that neither an operator nor a callback shows: polls, and reads and writes of pinned memory.
 
-Each is a method of a Python class that is replaced for a while; ``torch.Event`` and ``torch.Stream`` are written in C
-and cannot be, so a poll through one of those is not seen, and what relies on it alone is reported.
+Each is a method that is replaced for a while, also those of ``torch.Event`` and ``torch.Stream``, which torch wrote in
+C.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import Tensor
 from ..hooks.patching import Patches
 from ..virtual.layouts import layout_of
 from ..virtual.stacks import program_stack
+from .patches import CallPatches
+from .recorder_operators import address_of_stream
 
 if TYPE_CHECKING:
     from .recorder_runtime import CudaRuntime
@@ -28,15 +30,22 @@ _ELEMENTWISE = ("apply_", "map_", "map2_")
 
 def install(runtime: CudaRuntime) -> Callable[[], None]:
     """Tell a recorder of polls, and of uses of pinned memory without an operator; returns the undo."""
-    patches, event, stream = Patches(), torch.cuda.Event, torch.cuda.Stream
-    patches.set(event, "query", _event_query(runtime, event.query))
-    patches.set(stream, "query", _stream_query(runtime, stream.query))
+    patches, calls = Patches(), CallPatches()
+    for event in (torch.cuda.Event, torch.Event):
+        calls.method(event, "query", functools.partial(_event_query, runtime))
+    for stream in (torch.cuda.Stream, torch.Stream):
+        calls.method(stream, "query", functools.partial(_stream_query, runtime))
     patches.update(Tensor, {name: _reading(runtime, getattr(Tensor, name)) for name in _READING})
     patches.update(Tensor, {name: _elementwise(runtime, getattr(Tensor, name)) for name in _ELEMENTWISE})
     patches.set(Tensor, "numpy", _numpy(runtime, Tensor.numpy))
     patches.set(Tensor, "new_tensor", _pinning(runtime, Tensor.new_tensor))
     patches.set(torch, "tensor", _pinning(runtime, torch.tensor))
-    return patches.undo
+
+    def undo() -> None:
+        patches.undo()
+        calls.undo()
+
+    return undo
 
 
 def install_streams(runtime: CudaRuntime) -> Callable[[], None]:
@@ -54,20 +63,19 @@ def install_streams(runtime: CudaRuntime) -> Callable[[], None]:
 
 
 def _event_query(runtime: CudaRuntime, stock: Callable[..., bool]) -> Callable[..., bool]:
-    @functools.wraps(stock)
     def query(self: Any) -> bool:
         over = stock(self)
-        runtime.order.event_queried(self.cuda_event, over)
+        event = getattr(self, "cuda_event", None)
+        runtime.order.event_queried(self.event_id if event is None else event, over)
         return over
 
     return query
 
 
 def _stream_query(runtime: CudaRuntime, stock: Callable[..., bool]) -> Callable[..., bool]:
-    @functools.wraps(stock)
     def query(self: Any) -> bool:
         over = stock(self)
-        runtime.order.stream_queried(self.cuda_stream, over)
+        runtime.order.stream_queried(address_of_stream(self), over)
         return over
 
     return query

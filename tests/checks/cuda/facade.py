@@ -89,7 +89,7 @@ _to_copy = _ToCopy()
 
 
 @contextlib.contextmanager
-def on_facade(**options):
+def on_facade(effects=None, **options):
     """A recorder over a virtual device; gives both."""
     patches = Patches()
     patches.set(memory, "Ownership", _Ownership)
@@ -102,7 +102,7 @@ def on_facade(**options):
             _tell_of_waits(patches)
             parts = (
                 recorder_order.install, recorder_patches.install, recorder_graphs.install, threads.install,
-                numpy_alias.install, lambda runtime: recorder_triton.install(runtime, {}),
+                numpy_alias.install, lambda runtime: recorder_triton.install(runtime, effects or {}),
             )  # fmt: skip
             with recording(backend, parts=parts, **options) as recorder:
                 _show_copies(patches, recorder)
