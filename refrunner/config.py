@@ -53,8 +53,10 @@ class RunnerConfig:
             asked for.
         force_sampler_stages: run every stage of the sampler for every request; for verification only, since it must
             change nothing.
-        poison: fill freed rows, unused KV blocks and padding lanes with values that would show in the output if
-            anything read them; for verification only.
+        steps_in_flight: steps that the engine enqueues before it takes the oldest output. With 1 the device waits for
+            the host after every step; from 2 on the host prepares one step while the device runs another.
+        poison: fill freed rows, unused KV blocks, padding lanes and fresh device memory with values that would show in
+            the output if anything read them; for verification only.
 
     Raises:
         ConfigurationError: a value is out of range, or two values do not fit together.
@@ -75,6 +77,7 @@ class RunnerConfig:
     logprobs_mode: str = "raw_logprobs"
     prompt_logprobs_chunk: int = 1024
     force_sampler_stages: bool = False
+    steps_in_flight: int = 2
     poison: bool = False
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ from .attention.triton_paged import TritonPagedAttention
 from .config import SMALLEST_POOL, RunnerConfig
 from .device import Device
 from .errors import ConfigurationError, StepError
+from .fresh_memory import fresh_memory
 from .graphs.candidates import BatchNeeds, Candidate
 from .graphs.manager import GraphManager
 from .input_batch import BatchShape, InputBatch, InputBatchBuilder
@@ -106,9 +107,10 @@ class ModelRunner:
         The first use of a kernel that is not loaded waits for the whole device. On the CPU nothing waits anyway.
         """
         if self._device.asynchronous:
-            self._run_padding(largest_shape(self.config))
-            self._device.synchronize()
-            self._graphs.capture(self._builder, self._pad)
+            with fresh_memory(self.config.poison):
+                self._run_padding(largest_shape(self.config))
+                self._device.synchronize()
+                self._graphs.capture(self._builder, self._pad)
             self._device.synchronize()
 
     @torch.inference_mode()
@@ -142,7 +144,7 @@ class ModelRunner:
             self._require_open()
             self.batch = None
             step = self._checked(step)
-            with self._device.on_main_stream():
+            with self._device.on_main_stream(), fresh_memory(self.config.poison):
                 return self._enqueue(step)
         finally:
             self._turn.release()

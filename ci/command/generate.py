@@ -15,7 +15,8 @@ from .environment import describe
 from .shared import DebugOption, JsonOption, ModelOption, guarded, notes
 
 if TYPE_CHECKING:
-    from mrv2.refrunner.engine import Completion
+    from mrv2.refrunner.api import SamplingParams
+    from mrv2.refrunner.llm import LLM, Completion
 
 
 def generate(
@@ -32,6 +33,14 @@ def generate(
     seed: Annotated[
         int | None, typer.Option(metavar="S", help="Seed of the draws, 64 bits; one is drawn if not given.")
     ] = None,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, or cuda with or without an index.")] = "cpu",
+    attention: Annotated[
+        str, typer.Option(metavar="NAME", help="torch, the reference, or triton, whose layers are kernels.")
+    ] = "torch",
+    graph_mode: Annotated[
+        str, typer.Option(metavar="MODE", help="CUDA graphs: eager (none), piecewise or full.")
+    ] = "eager",
+    stream: Annotated[bool, typer.Option("--stream", help="Print the text as it is generated.")] = False,
     json: JsonOption = None,
     debug: DebugOption = False,
 ) -> None:
@@ -39,26 +48,41 @@ def generate(
     # Ranges are left to the library, whose errors say why; checked here, they would be a second truth.
     with guarded(debug):
         from mrv2.refrunner.api import SamplingParams
-        from mrv2.refrunner.engine import Engine
+        from mrv2.refrunner.llm import LLM
 
         from .kernels import compiled_kernels
 
         if json:
             check_destination(json)
         sampling = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
-        with compiled_kernels(), Engine.from_model(model, max_model_len=max_model_len) as engine:
-            done = engine.generate([prompt], sampling)[0]
+        settings = {"device": device, "attention": attention, "graph_mode": graph_mode}
+        with compiled_kernels(), LLM.from_model(model, max_model_len=max_model_len, **settings) as llm:
+            done = _run(llm, prompt, sampling, stream)
         if json:
             write_report(json, _as_report(model, prompt, done))
-        _print(prompt + done.text)
+        if not stream:
+            _print(prompt + done.text + "\n")
         seeded = "" if done.seed is None else f", seed {done.seed}"
         screen.line(notes(), f"{len(done.token_ids)} tokens, finished by {done.finish_reason}{seeded}")
+
+
+def _run(llm: LLM, prompt: str, sampling: SamplingParams, stream: bool) -> Completion:
+    """Generate; a stream is printed on the way."""
+    requests = llm.stream([prompt], sampling)
+    due = prompt
+    for delta in requests:
+        if stream:
+            _print(due + delta.text)
+            due = ""
+    if stream:
+        _print("\n")
+    return requests.completions()[0]
 
 
 def _print(text: str) -> None:
     """Text as it is, but for characters that the output's encoding lacks."""
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
     sys.stdout.flush()
 
 

@@ -23,8 +23,8 @@ from mrv2.checks.hooks.patching import Patches
 from mrv2.checks.triton_cpu import enabled
 from mrv2.checks.triton_cpu.prepared import Prepared
 from mrv2.refrunner.api import SamplingParams
-from mrv2.refrunner.engine import Engine, default_config
 from mrv2.refrunner.kernels.launch import interpret
+from mrv2.refrunner.llm import LLM, default_config
 from mrv2.refrunner.models.tiny import tiny_checkpoint
 
 ROUNDS, CALLS = 60, 50
@@ -64,7 +64,7 @@ def launches_of_the_runner() -> list[Launch]:
         stock = JITFunction.run
         patches.set(JITFunction, "run", run)
         try:
-            with Engine(checkpoint, config) as engine:
+            with LLM(checkpoint, config) as engine:
                 prompts = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10]]
                 engine.generate(prompts, SamplingParams(max_tokens=4, temperature=1.0, seed=1))
         finally:

@@ -16,7 +16,7 @@ from mrv2.checks.events import EventSink
 from mrv2.checks.virtual import virtual_device
 from mrv2.refrunner.api import SamplingParams
 from mrv2.refrunner.config import ATTENTION_BACKENDS
-from mrv2.refrunner.engine import Engine, default_config
+from mrv2.refrunner.llm import LLM, default_config
 from mrv2.refrunner.models.tiny import tiny_checkpoint
 
 ROUNDS, CALLS = 200, 25
@@ -75,7 +75,7 @@ def decode(schedule: str, attention: str) -> tuple[float, float]:
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(virtual_device(schedule))
         config = dataclasses.replace(default_config(checkpoint), device="cuda", max_model_len=64, attention=attention)
-        engine = stack.enter_context(Engine(checkpoint, config))
+        engine = stack.enter_context(LLM(checkpoint, config))
         engine.generate(prompts, SamplingParams(max_tokens=4))
         before = device.runtime.engine.submitted
         start = time.process_time()

@@ -7,6 +7,7 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner, Result
 
+from mrv2.checks.virtual import virtual_device
 from mrv2.ci.command.app import app
 from mrv2.ci.report.json_report import report_schema
 
@@ -54,12 +55,27 @@ def test_seed_repeats_a_draw() -> None:
     assert generate(*options).stdout == first.stdout
 
 
+def test_a_stream_is_the_same_text() -> None:
+    options = ("--prompt", "abc", "--max-tokens", "5", "--temperature", "1", "--seed", "5")
+    assert generate(*options, "--stream").stdout == generate(*options).stdout
+
+
+def test_graphs_on_the_virtual_device() -> None:
+    options = ("--prompt", "abc", "--max-tokens", "4", "--attention", "triton")
+    with virtual_device():
+        captured = generate(*options, "--device", "cuda", "--graph-mode", "full")
+    assert captured.exit_code == 0
+    assert captured.stdout == generate(*options).stdout
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [
         (("--prompt", "abc", "--temperature", "nan"), "SamplingParams.temperature=nan"),
         (("--prompt", "abc", "--temperature", "-1"), "SamplingParams.temperature=-1.0"),
         (("--prompt", "abc", "--temperature", "inf"), "SamplingParams.temperature=inf"),
+        (("--prompt", "abc", "--graph-mode", "full"), "graph_mode='full' with device='cpu'"),
+        (("--prompt", "abc", "--attention", "flash"), "RunnerConfig.attention='flash'"),
         (("--prompt", "abc", "--max-tokens", "0"), "SamplingParams.max_tokens=0"),
         (("--prompt", "abc", "--max-tokens", "-5"), "SamplingParams.max_tokens=-5"),
         (("--prompt", "abc", "--seed", str(2**64)), "SamplingParams.seed"),

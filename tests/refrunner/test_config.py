@@ -9,7 +9,15 @@ from mrv2.refrunner.api import SamplingParams
 from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.errors import ConfigurationError, RequestError, shown
 
-SIZES = ("max_num_reqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_kv_blocks", "pad_to")
+SIZES = (
+    "max_num_reqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "block_size",
+    "num_kv_blocks",
+    "pad_to",
+    "steps_in_flight",
+)
 
 
 def is_in_four_parts(error):

@@ -7,8 +7,8 @@ import torch
 
 from mrv2.refrunner import memory
 from mrv2.refrunner.config import RunnerConfig
-from mrv2.refrunner.engine import Engine
 from mrv2.refrunner.errors import ConfigurationError
+from mrv2.refrunner.llm import LLM
 from mrv2.refrunner.memory import tensor_bytes
 from mrv2.refrunner.model_runner import ModelRunner
 from mrv2.refrunner.models.tiny import TINY_CONFIG, random_tensors
@@ -40,7 +40,7 @@ def test_bytes_of_layers_with_windows(windows):
 def test_memory_that_is_not_there_is_a_configuration_error(checkpoint, name, value):
     config = replace(RunnerConfig(max_model_len=48), **{name: value})
     with pytest.raises(ConfigurationError) as caught:
-        Engine(checkpoint, config)
+        LLM(checkpoint, config)
     error = caught.value
     assert f"{name}={value}" in error.subject
     assert f"{tensor_bytes(config, checkpoint.config):,} bytes" in error.rule

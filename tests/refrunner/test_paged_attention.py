@@ -12,8 +12,8 @@ from mrv2.refrunner.api import SamplingParams
 from mrv2.refrunner.attention.triton_paged import TritonPagedAttention
 from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.device import Device
-from mrv2.refrunner.engine import Engine, default_config
 from mrv2.refrunner.errors import ConfigurationError
+from mrv2.refrunner.llm import LLM, default_config
 from mrv2.refrunner.models.tiny import tiny_checkpoint
 
 #: (computed before, computed now) of each request.
@@ -138,7 +138,7 @@ def generate(device, attention, **settings):
         SamplingParams(max_tokens=9),
         SamplingParams(max_tokens=7, temperature=2.5, seed=11),
     ]
-    with Engine(checkpoint, config) as engine:
+    with LLM(checkpoint, config) as engine:
         return [completion.token_ids for completion in engine.generate(prompts, sampling)]
 
 

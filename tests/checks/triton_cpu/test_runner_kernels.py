@@ -17,8 +17,8 @@ from triton.runtime.jit import JITFunction
 
 from mrv2.checks import triton_cpu
 from mrv2.refrunner.api import SamplingParams
-from mrv2.refrunner.engine import Engine, default_config
 from mrv2.refrunner.kernels.launch import Kernel
+from mrv2.refrunner.llm import LLM, default_config
 from mrv2.refrunner.models.tiny import tiny_checkpoint
 
 #: Results that a GPU rounds differently, by parameter: exp and log there are approximations of their own, and sums are
@@ -113,7 +113,7 @@ def generate(device: str) -> None:
         SamplingParams(max_tokens=7, temperature=2.5, seed=11),
     ]
     config = replace(default_config(checkpoint), device=device, max_num_batched_tokens=24, poison=True, pad_to=4)
-    with Engine(checkpoint, config) as engine:
+    with LLM(checkpoint, config) as engine:
         engine.generate(prompts, sampling)
 
 

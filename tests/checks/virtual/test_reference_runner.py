@@ -7,7 +7,7 @@ import torch
 
 from mrv2.checks.virtual import virtual_device
 from mrv2.refrunner.api import SamplingParams
-from mrv2.refrunner.engine import Engine, default_config
+from mrv2.refrunner.llm import LLM, default_config
 from mrv2.refrunner.models.tiny import tiny_checkpoint
 
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
@@ -21,7 +21,7 @@ def checkpoint():
 def tokens(checkpoint, device):
     torch.set_num_threads(1)
     config = dataclasses.replace(default_config(checkpoint), device=device, max_model_len=32)
-    with Engine(checkpoint, config) as engine:
+    with LLM(checkpoint, config) as engine:
         done = engine.generate(PROMPTS, SamplingParams(max_tokens=4, temperature=1.0, seed=3))
     return [completion.token_ids for completion in done]
 
