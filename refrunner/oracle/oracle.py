@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..api import NewRequest, SamplingParams
+from ..api import NewRequest, SamplingParams, TokenLogprobs
 from ..errors import RequestError
 from .llama import LlamaOracle, check_vocabulary
 from .noise import Purpose, gumbel
+from .sampling import Drawing, filtered, is_plain, log_softmax, magnitude, process, report
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class ScoredToken:
         logits: logits of ``choice`` and ``observed``.
         top_logit: the largest logit of the row.
         mean_drop: mean of ``top_logit`` - logit under the model's distribution; part of the rounding bound.
+        drawing: what the token is drawn from, if that is more than the logits divided by the temperature.
     """
 
     index: int
@@ -59,6 +62,7 @@ class ScoredToken:
     logits: tuple[float, float]
     top_logit: float
     mean_drop: float
+    drawing: Drawing | None = field(default=None, repr=False, compare=False)
 
 
 class Oracle:
@@ -83,8 +87,8 @@ class Oracle:
         tokens, logprobs = list(request.token_ids), []
         while len(tokens) < request.prompt_len + request.sampling.max_tokens:
             logits = self._logits(tokens)[-1]
-            tokens.append(_choose(_scores(logits, request.sampling, len(tokens))))
-            logprobs.append(float(_log_softmax(logits)[tokens[-1]]))
+            tokens.append(_choose(_draw(logits, request, tokens), request.sampling))
+            logprobs.append(float(log_softmax(logits)[tokens[-1]]))
             if tokens[-1] in request.sampling.stop_token_ids:
                 break
         return OracleTokens(tuple(tokens[len(request.token_ids) :]), tuple(logprobs))
@@ -103,11 +107,25 @@ class Oracle:
             return ()
         check_vocabulary(token_ids, self.model.config)
         known = len(request.token_ids)
-        logits = self._logits([*request.token_ids, *token_ids[:-1]])[known - 1 :]
+        tokens = [*request.token_ids, *token_ids]
+        logits = self._logits(tokens[:-1])[known - 1 :]
         return tuple(
-            _score(row, request, position, token)
+            _score(row, request, tokens[:position], token)
             for position, (row, token) in enumerate(zip(logits, token_ids, strict=True), start=known)
         )
+
+    def prompt_logprobs(self, request: NewRequest) -> tuple[TokenLogprobs | None, ...]:
+        """What a request that asks for ``prompt_logprobs`` is told of its prompt; None for the first token.
+
+        Raises:
+            RequestError: see :meth:`score`.
+        """
+        _check(request)
+        prompt, sampling = request.token_ids[: request.prompt_len], request.sampling
+        rows = [log_softmax(row) for row in self._logits(prompt)[:-1]]
+        count, fixed = sampling.prompt_logprobs, sampling.logprob_token_ids
+        pairs = zip(rows, prompt[1:], strict=True)
+        return (None, *(report(row, token, count, fixed) for row, token in pairs))
 
     def _logits(self, tokens: Sequence[int]) -> NDArray[np.float64]:
         logits: NDArray[np.float64] = self.model.logits(tokens).numpy().astype(np.float64)
@@ -119,39 +137,39 @@ def runner_temperature(sampling: SamplingParams) -> float:
     return float(np.float32(sampling.temperature))
 
 
-def _score(logits: NDArray[np.float64], request: NewRequest, position: int, observed: int) -> ScoredToken:
-    scores, logprobs = _scores(logits, request.sampling, position), _log_softmax(logits)
-    choice = _choose(scores)
+def _score(logits: NDArray[np.float64], request: NewRequest, before: Sequence[int], observed: int) -> ScoredToken:
+    drawing, logprobs = _draw(logits, request, before), log_softmax(logits)
+    choice = _choose(drawing, request.sampling)
+    kept, scores = filtered(drawing.processed, request.sampling).possibly, drawing.scores
     return ScoredToken(
-        index=position - request.prompt_len,
-        position=position,
+        index=len(before) - request.prompt_len,
+        position=len(before),
         choice=choice,
         observed=observed,
-        gap=float(scores[choice] - scores[observed]),
+        gap=0.0 if observed == choice else float(scores[choice] - scores[observed]) if kept[observed] else math.inf,
         logprob=float(logprobs[observed]),
         choice_logprob=float(logprobs[choice]),
         scores=(float(scores[choice]), float(scores[observed])),
         logits=(float(logits[choice]), float(logits[observed])),
         top_logit=float(logits.max()),
         mean_drop=float(np.exp(logprobs) @ (logits.max() - logits)),
+        drawing=None if is_plain(request.sampling) else drawing,
     )
 
 
-def _scores(logits: NDArray[np.float64], sampling: SamplingParams, position: int) -> NDArray[np.float64]:
-    temperature = runner_temperature(sampling)
-    if temperature == 0 or sampling.seed is None:
-        return logits
-    return logits / temperature + gumbel(sampling.seed, position, len(logits), Purpose.TARGET)
+def _draw(logits: NDArray[np.float64], request: NewRequest, before: Sequence[int]) -> Drawing:
+    processed, sampling = process(logits, request, before), request.sampling
+    scores = processed
+    if runner_temperature(sampling) != 0 and sampling.seed is not None:
+        scores = processed + gumbel(sampling.seed, len(before), len(logits), Purpose.TARGET)
+    return Drawing(processed, scores, magnitude(logits, sampling, len(before)))
 
 
-def _choose(scores: NDArray[np.float64]) -> int:
-    return int(np.argmax(scores))  # the first of equals, so the lowest token id wins a tie
-
-
-def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    shifted = logits - logits.max()
-    log_probabilities: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
-    return log_probabilities
+def _choose(drawing: Drawing, sampling: SamplingParams) -> int:
+    kept = filtered(drawing.processed, sampling).possibly
+    if not kept.any():
+        return 0  # every token is forbidden
+    return int(np.argmax(np.where(kept, drawing.scores, -np.inf)))  # of equals the first, the lowest token id
 
 
 def _check(request: NewRequest) -> None:

@@ -43,6 +43,9 @@ it returns another token than the oracle, it found that token's score at least a
 the sum of this error over the two tokens. A differing token within that sum is a *near tie*: no verdict is possible.
 Beyond it, it is wrong.
 
+With further sampling parameters the logit bound is multiplied by what the stages may enlarge it by (``error_gain``),
+and the roundings of the stages come on top. A filter's line may then pass on either side of a token: see ``filtered``.
+
 **Assumptions.** The implementation multiplies and adds in float32 throughout (no TF32, no half-precision KV cache)
 on the very weights that the oracle was given, which float32 represents exactly; its elementary functions are good to
 a few ulp; rotary angles are formed in float32 as position times frequency, or better; its log-softmax has B >= 1024;
@@ -56,6 +59,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,6 +67,7 @@ from ..api import NewRequest, SamplingParams
 from ..errors import ConfigurationError
 from .llama import Forward, LlamaOracle
 from .oracle import ScoredToken, runner_temperature
+from .sampling import Drawing, error_gain, filtered
 
 SAFETY = 8.0
 JITTERED_RUNS = 2  # of each twin, besides the one from the exact embedding
@@ -70,6 +75,8 @@ UNIT_ROUNDOFF = 2.0**-24
 # Largest error of float32's -log(-log1p(-u)) over a sweep of a kernel that switches from a series to the logarithm.
 NOISE_ERROR = 2.1e-6
 LOG_SOFTMAX_BLOCK = 1024
+# Operations on a logit before the draw: bias, repetition, frequency and its product, presence, temperature, min-p.
+PROCESSING_ROUNDINGS = 8
 
 # Which axes of a weight are the hidden (h) and the intermediate (i) dimension; "." is neither.
 _AXES = {
@@ -199,11 +206,34 @@ class Float32Twins:
 def bound_token(token: ScoredToken, sampling: SamplingParams, rounding: Rounding, vocab_size: int) -> TokenBound:
     """Bounds for one scored token, and its judgement, from the rounding of its sequence."""
     row = token.position - 1
-    tie_gap = near_tie_gap(token, sampling, float(rounding.logit_bounds[row]))
+    logit_bound = float(rounding.logit_bounds[row])
+    gap, tie_gap = token.gap, near_tie_gap(token, sampling, logit_bound)
+    if token.drawing is not None:
+        gap, tie_gap = processed_gap(token.drawing, token.observed, sampling, logit_bound)
     logprob_error = float(rounding.logprob_bounds[row]) + log_softmax_error(token, vocab_size)
     if token.observed == token.choice:
         return TokenBound(logprob_error, tie_gap, Judgement.EQUAL)
-    return TokenBound(logprob_error, tie_gap, Judgement.NEAR_TIE if token.gap <= tie_gap else Judgement.WRONG)
+    return TokenBound(logprob_error, tie_gap, Judgement.NEAR_TIE if gap <= tie_gap else Judgement.WRONG)
+
+
+def processed_gap(drawing: Drawing, observed: int, sampling: SamplingParams, logit_bound: float) -> tuple[float, float]:
+    """How far the observed token is from what must have been drawn, and how far rounding may have brought it.
+
+    A token that a filter drops whatever the errors is infinitely far. One that it may keep competes with those that it
+    keeps whatever the errors: had they been drawn instead, their scores would have been larger.
+    """
+    temperature = runner_temperature(sampling)
+    rounding = PROCESSING_ROUNDINGS * UNIT_ROUNDOFF * drawing.magnitude / (temperature or 1.0)
+    slack = logit_bound * error_gain(sampling) + rounding
+    kept, scores = filtered(drawing.processed, sampling, slack), drawing.scores
+    if not kept.possibly[observed]:
+        # With every token forbidden there is nothing to choose from, and the lowest id is the answer.
+        return (0.0 if observed == 0 and not kept.possibly.any() else math.inf), 2 * slack
+    best = int(np.argmax(np.where(kept.surely, scores, -np.inf))) if kept.surely.any() else observed
+    noise = 0.0
+    if temperature:
+        noise = sum(_noise_error(float(drawing.processed[t]), float(scores[t])) for t in (best, observed))
+    return float(scores[best] - scores[observed]), 2 * slack + noise
 
 
 def near_tie_gap(token: ScoredToken, sampling: SamplingParams, logit_bound: float) -> float:
@@ -216,7 +246,10 @@ def near_tie_gap(token: ScoredToken, sampling: SamplingParams, logit_bound: floa
 
 
 def _score_error(logit: float, score: float, temperature: float) -> float:
-    scaled = logit / temperature
+    return _noise_error(logit / temperature, score)
+
+
+def _noise_error(scaled: float, score: float) -> float:
     noise = NOISE_ERROR + 2 * UNIT_ROUNDOFF * abs(score - scaled)
     return noise + UNIT_ROUNDOFF * (abs(scaled) + abs(score))
 
