@@ -110,11 +110,16 @@ def _prepare(
     """What to run; None if the grid is empty.
 
     Raises:
-        NotRunnable: the kernel can neither be compiled for the CPU nor be interpreted.
+        NotRunnable: the kernel can neither be compiled for the CPU nor be interpreted; or only the former, but all are
+            to be interpreted.
     """
-    if not way.compiled or not isinstance(kernel, JITFunction):
+    if not isinstance(kernel, JITFunction):
         return _interpreted(runtime, kernel, grid, args, kwargs, way)
     known = prepared(kernel)
+    if not way.compiled:
+        with runtime.lock:
+            known.check_interpretable(known.bind(args, kwargs))
+        return _interpreted(runtime, kernel, grid, args, kwargs, way)
     call = known.bind(args, kwargs)
     values = dict(zip(kernel.arg_names, call.values, strict=True))
     size = _extents(grid, values)

@@ -70,6 +70,12 @@ class NotRunnable(CheckError):
         said = f"; it is not compiled because of {error.subject}: {error.rule}"
         return NotRunnable(self.kernel, self.what, self.location, said)
 
+    def only_interpreted(self) -> NotRunnable:
+        """The same, for a launch that was to be interpreted in any case."""
+        return NotRunnable(
+            self.kernel, self.what, self.location, "; it was not compiled because of kernels='interpreted'"
+        )
+
 
 class ProgramError(CheckError):
     """A program of a launch did not come to its end; the programs after it did not run.

@@ -82,12 +82,12 @@ class Prepared:
             found = self._confined[key] = _is_confined(Variant(function, *self._types[key]))
         return bool(found)
 
-    def check_interpretable(self, call: Call, error: Unsupported) -> None:
-        """Refuse a variant that the interpreter cannot run either.
+    def check_interpretable(self, call: Call, error: Unsupported | None = None) -> None:
+        """Refuse a variant that the interpreter cannot run.
 
         Args:
             call: of the launch.
-            error: why it is not compiled.
+            error: why it is not compiled; None if nobody asked for that.
 
         Raises:
             NotRunnable: it cannot.
@@ -98,7 +98,7 @@ class Prepared:
             self._prevented[call.key] = what_prevents(self.binder.variant(call))
         found = self._prevented[call.key]
         if found is not None:
-            raise found.because(error)
+            raise found.only_interpreted() if error is None else found.because(error)
 
     def _may_retry(self, key: tuple[Any, ...]) -> bool:
         """Whether a build that failed may succeed now: another compiler is named, or it failed only a few times."""

@@ -133,6 +133,21 @@ def test_what_the_interpreter_can_run_is_run(no_compiler, new):
         assert launch(kernel, "cpu")[0].item() == 1
 
 
+@pytest.mark.parametrize("kernel", [assembly, library, known_library], ids=lambda kernel: kernel.__name__)
+def test_where_all_kernels_are_interpreted_the_launch_is_refused_as_well(kernel):
+    with virtual_device(kernels="interpreted") as device:
+        with pytest.raises(NotRunnable, match="kernels='interpreted'"):
+            launch(kernel, "cuda")
+        torch.cuda.synchronize()
+        assert device.findings == []
+
+
+def test_where_all_kernels_are_interpreted_others_run():
+    with virtual_device(kernels="interpreted") as device:
+        assert launch(plain, "cuda")[0].item() == 1
+        assert device.findings == []
+
+
 def test_an_error_in_an_interpreted_kernel_is_still_a_fault():
     @triton.jit
     def fails(x, out):

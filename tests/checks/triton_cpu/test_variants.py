@@ -19,6 +19,7 @@ import triton.language as tl
 from triton.runtime.jit import TensorWrapper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from mrv2.checks.triton_cpu import enabled
 from mrv2.checks.triton_cpu.arguments import Packer
 from mrv2.checks.triton_cpu.errors import Unsupported
 from mrv2.checks.triton_cpu.stable_text import Unstable
@@ -326,3 +327,39 @@ def test_a_tensor_descriptor_is_what_triton_makes_of_it():
     numbers = struct.unpack(f"={len(words) // 8}q", words)
     assert numbers[:6] == (tensor.data_ptr(), 8, 6, 8, 1, 1)
     assert numbers[-4:] == (8, 6, 8, 1)
+
+
+SCALE = tl.constexpr(2)
+
+
+@triton.jit
+def _scaled(value):
+    return value * SCALE
+
+
+@triton.jit
+def scales(out):
+    tl.store(out, _scaled(3))
+
+
+@pytest.mark.parametrize("same", [tl.constexpr(2), 2])
+def test_a_global_that_is_replaced_by_an_equal_one_changes_nothing(monkeypatch, same):
+    out = torch.zeros(1)
+    with enabled():
+        scales[(1,)](out)
+        monkeypatch.setitem(globals(), "SCALE", same)
+        scales[(1,)](out)
+    assert out.item() == 6
+
+
+def test_a_global_that_changes_after_a_kernel_was_built_is_an_error_as_in_triton(monkeypatch):
+    """Also where only a called function reads it: what was built holds the old value."""
+    out = torch.zeros(1)
+    with enabled():
+        scales[(1,)](out)
+        monkeypatch.setitem(globals(), "SCALE", tl.constexpr(5))
+        with pytest.raises(RuntimeError, match="Global variable SCALE has changed since we compiled this kernel"):
+            scales[(1,)](out)
+        monkeypatch.undo()
+        scales[(1,)](out)
+    assert out.item() == 6
