@@ -45,6 +45,30 @@ class CompileError(Unsupported):
         )
 
 
+class RejectedModule(CheckError, RuntimeError):
+    """Triton's front end wrote code for a kernel that MLIR's verifier refuses, as it would on a GPU.
+
+    Args:
+        kernel: its name.
+        words: of the verifier, with the line.
+        dump: the module, as Triton shows it.
+
+    Attributes:
+        dump: as given.
+    """
+
+    def __init__(self, kernel: str, words: str, dump: str) -> None:
+        said = [line for line in words.splitlines() if "error:" in line] or ["the verifier refuses it"]
+        CheckError.__init__(
+            self,
+            subject=f"kernel {kernel}",
+            rule=f"Triton's front end accepts the kernel; it says: {' | '.join(said[:3])}",
+            reason="a GPU could not run it either",
+            remedy="mend that line; what Triton made of the kernel is in the error's attribute dump",
+        )
+        self.dump = dump
+
+
 class NotRunnable(CheckError):
     """A kernel that neither compiles for the CPU nor can be interpreted: a limit of this toolkit, no fault of it.
 

@@ -23,6 +23,7 @@ from triton.runtime.jit import JITFunction
 from .errors import Unsupported
 from .language import compiled_language, jit_function
 from .locks import ForkSafeLock
+from .said import heard
 
 _TARGET = GPUTarget("cuda", 90, 32)
 #: All that Triton knows; no single GPU has all of them.
@@ -53,6 +54,7 @@ def ttir(
 
     Raises:
         triton.compiler.errors.CompilationError: Triton refuses the kernel; names the line.
+        RejectedModule: MLIR's verifier refuses it; it names the line, and nothing is printed.
         Unsupported: the kernel is written in Gluon, which describes one kind of GPU.
     """
     with _lock, compiled_language():
@@ -60,7 +62,8 @@ def ttir(
         if function.is_gluon():
             raise Unsupported(f"the Gluon kernel {function.__name__}")
         try:
-            return _compiled(function, dict(signature), dict(constants), dict(options))
+            with heard(function.__name__):
+                return _compiled(function, dict(signature), dict(constants), dict(options))
         except Exception as error:
             _forget_module(error)
             raise

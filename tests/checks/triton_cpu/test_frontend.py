@@ -3,21 +3,24 @@
 import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.compiler import code_generator
 from triton.compiler.errors import CompilationError
 from triton.experimental import gluon
 from triton.runtime import driver, interpreter
 
 from mrv2.checks.hooks.triton_language import interpreted_language
 from mrv2.checks.triton_cpu import frontend, language
-from mrv2.checks.triton_cpu.errors import Unsupported
+from mrv2.checks.triton_cpu.errors import RejectedModule, Unsupported
 from mrv2.checks.triton_cpu.ir import Pointer, Scalar
 from mrv2.checks.triton_cpu.reader import read
+from mrv2.checks.triton_cpu.said import heard
 from mrv2.checks.virtual import virtual_device
 from mrv2.refrunner.kernels.launch import kernel as runner_kernel
 
@@ -313,3 +316,44 @@ def test_the_first_launch_after_an_interpreter(tmp_path):
     """The front end is imported late, the original language is remembered early."""
     ended = run(LATE, tmp_path, MRV2_CACHE_DIR=str(tmp_path))
     assert (ended.stdout, ended.stderr) == ("[8.0, 1.0, 1.0, 1.0]\n", "")
+
+
+@triton.jit
+def with_an_integer_mask(x, out):
+    tl.store(out, tl.load(x, mask=tl.load(x) + 1, other=3))
+
+
+POINTERS = {"x": "*i32", "out": "*i32"}
+
+
+def test_what_the_verifier_refuses_is_said_by_the_error_alone(capfd):
+    before = os.fstat(2)
+    with pytest.raises(RejectedModule, match="1-bit signless integer") as caught:
+        frontend.ttir(with_an_integer_mask, POINTERS)
+    line = with_an_integer_mask.fn.__code__.co_firstlineno + 2
+    assert f"{__file__}:{line}:" in caught.value.rule and "tt.load" in caught.value.dump
+    assert capfd.readouterr() == ("", "")
+    assert os.path.samestat(before, os.fstat(2))
+
+
+def test_what_others_write_meanwhile_is_not_lost(capfd):
+    def fails():
+        with heard("kernel"):
+            os.write(2, b"from another thread")
+            raise ValueError("no refusal")
+
+    with pytest.raises(ValueError, match="no refusal"):
+        fails()
+    with heard("kernel"):
+        os.write(2, b", and from a third")
+    assert capfd.readouterr() == ("", "from another thread, and from a third")
+
+
+def test_prints_of_other_threads_are_left_alone(capfd):
+    with heard("kernel") as said:
+        thread = threading.Thread(target=lambda: code_generator.print("theirs"))
+        thread.start()
+        thread.join()
+        assert said.dump == ""
+    assert capfd.readouterr() == ("theirs\n", "")
+    assert not hasattr(code_generator, "print")
