@@ -177,11 +177,18 @@ CAPTURE_CALLS: dict[CaptureCall, InCapture] = {
 #: Capture mode -> whether a wait in *another* thread is fatal, too. One for the whole device is fatal in every mode.
 CAPTURE_MODES: dict[str, bool] = {"global": True, "thread_local": False, "relaxed": False}
 
-#: Operators that wait for the device though their output shape is known; found by parking a kernel in front, and those
-#: of linear algebra by their source: they read error codes, to raise them.
-WAITING_OPERATORS = frozenset(
-    {"aten::histc", "aten::_linalg_check_errors", "aten::_linalg_eigh", "aten::_linalg_svd", "aten::linalg_eig"}
-)
+#: Operators that wait for the device though their output shape is known. Found by parking a kernel in front of the
+#: samples that torch tests its operators with. Those that read error codes, to raise them, do so of nothing as well.
+WAITING_OPERATORS = frozenset({"aten::_linalg_check_errors", "aten::linalg_eig"})
+#: Likewise, but not if they are given nothing to work on.
+WAITING_ON_DATA = frozenset(
+    {"aten::_linalg_eigh", "aten::_linalg_svd", "aten::cholesky", "aten::linalg_ldl_factor_ex",
+     "aten::linalg_ldl_solve", "aten::linalg_pinv", "aten::linalg_matrix_exp"}
+)  # fmt: skip
+#: Likewise, of matrices that are not square: their permutation is made on the host.
+WAITING_UNLESS_SQUARE = frozenset({"aten::linalg_lu", "aten::linalg_lu_factor_ex"})
+#: Operators that answer with a number or a truth that depends on data, which torch does not tag.
+UNTAGGED_ANSWERS = frozenset({"aten::_nested_tensor_from_mask_left_aligned"})
 #: Operators that read a number out of a 0-dim tensor inside, by their source, and the positions of such arguments.
 NUMBER_ARGUMENTS: dict[str, tuple[int, ...]] = {
     "aten::linspace": (0, 1), "aten::logspace": (0, 1), "aten::masked_fill": (2,), "aten::masked_fill_": (2,),

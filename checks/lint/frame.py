@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .sources import Source
-from .staging import Effect
+from .staging import Effect, Effects
 from .streams import StreamState
 from .symbols import FunctionInfo
 from .values import UNKNOWN, Device, Sure, Value, join
@@ -80,7 +80,7 @@ class Frame:
     branches: int = 0
     returned: list[Value] = field(default_factory=list)
     yielded: list[Value] = field(default_factory=list)
-    effects: list[Effect] = field(default_factory=list)
+    effects: Effects = field(default_factory=Effects)
     streams: StreamState = field(default_factory=StreamState)
     default_device: Device | None = None
     arms: frozenset[tuple[int, bool]] = frozenset()
@@ -108,9 +108,8 @@ class Frame:
         if self.cold:
             return
         name = self.function.qualified if self.function else "<module>"
-        told = Effect(verb, buffer, self.source.name, name, getattr(node, "lineno", 0), self.branches > 0, self.arms)
-        if not self.effects or self.effects[-1] != told:
-            self.effects.append(told)
+        line = getattr(node, "lineno", 0)
+        self.effects.add(Effect(verb, buffer, self.source.name, name, line, self.branches > 0, self.arms))
 
     def assign(self, path: str, of: Value) -> None:
         """Give a name or a path another value; what is known of longer paths is over."""

@@ -14,8 +14,8 @@ from .roots import Root, all_roots, decorated_roots, named_roots
 from .rules import staging_finding
 from .search import Search
 from .sources import Source, Sources
-from .staging import Effect, rewritten
-from .symbols import FunctionInfo, Symbols
+from .staging import Effects, rewritten
+from .symbols import Symbols
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,9 @@ def _roots(
     return list(dict.fromkeys(found))
 
 
-def _staging(
-    sources: Sources, effects: Sequence[tuple[FunctionInfo, tuple[Effect, ...]]]
-) -> Iterator[tuple[Finding, str, int]]:
-    """MRV131, once for each place that writes. The hot paths are taken for parts of one step, in the order given."""
-    for copied, written in rewritten(effect for _, order in effects for effect in order):
+def _staging(sources: Sources, effects: Sequence[Effects]) -> Iterator[tuple[Finding, str, int]]:
+    """MRV131, once for each place that writes."""
+    for copied, written in rewritten(effects):
         source, other = sources.module(written.module), sources.module(copied.module)
         if source is not None and other is not None and source.judged:
             yield staging_finding(copied, written, source.label, other.label), written.module, written.line

@@ -22,7 +22,7 @@ from .binding import bind, replace_bound
 from .frame import Arguments, Frame
 from .platforms import OTHERS, platform_answer
 from .sources import Source, Sources
-from .staging import Effect, appended
+from .staging import Effects
 from .symbols import ClassInfo, FunctionInfo, Symbols
 from .values import (
     NONE,
@@ -68,7 +68,7 @@ class Summary:
     """What a call of a function gives and does."""
 
     result: Value
-    effects: tuple[Effect, ...]
+    effects: Effects
 
 
 @dataclass(frozen=True)
@@ -135,12 +135,12 @@ class Search:
         self.symbols = Symbols(self.sources)
         self.annotations = Annotations(self.symbols)
 
-    def run(self, roots: list[tuple[FunctionInfo, ClassInfo | None]]) -> list[tuple[FunctionInfo, tuple[Effect, ...]]]:
+    def run(self, roots: list[tuple[FunctionInfo, ClassInfo | None]]) -> list[Effects]:
         """Search from these functions until nothing new is learnt; gives what each does with staging memory."""
         with _interpreter_set_up():
             for _ in range(MOST_ROUNDS):
                 self._begin_round()
-                effects = [(function, self._run_root(function, cls)) for function, cls in roots]
+                effects = [self._run_root(function, cls) for function, cls in roots]
                 if not self._grew:
                     break
         return effects
@@ -154,11 +154,11 @@ class Search:
         self.contexts = 0
         self.cut.clear()
 
-    def _run_root(self, function: FunctionInfo, cls: ClassInfo | None) -> tuple[Effect, ...]:
+    def _run_root(self, function: FunctionInfo, cls: ClassInfo | None) -> Effects:
         receiver = value(Instance(cls.identity, origin=cls.qualified)) if cls is not None else None
         frame = Frame(self, None, function.source)
         self.invoke(Function(function, receiver), Arguments(open=True), frame, single=True)
-        return tuple(frame.effects)
+        return frame.effects
 
     def callers(self) -> Iterator[Frame]:
         """The frames of the functions that led here, innermost first, without the current one."""
@@ -191,8 +191,8 @@ class Search:
                 self._running.discard(key)
         summary = self._summaries[key]
         if summary.effects and not caller.cold:
-            appended(caller.effects, summary.effects, caller.arms)
-            if any(effect.verb == "wait" for effect in summary.effects):
+            caller.effects.add_call(summary.effects, caller.arms)
+            if summary.effects.waits:
                 caller.streams.everybody_waits()
         # A subclass that was not seen may answer otherwise.
         return without_constants(summary.result) if _is_open(target.receiver) else summary.result
@@ -237,7 +237,7 @@ class Search:
         finally:
             self._stack.pop()
             self._depth_of[function] -= 1
-        return Summary(shallow(self._result(function, frame)), tuple(frame.effects))
+        return Summary(shallow(self._result(function, frame)), frame.effects)
 
     def _result(self, function: FunctionInfo, frame: Frame) -> Value:
         if function.is_generator:

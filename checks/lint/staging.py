@@ -3,12 +3,19 @@
 What a hot path does with the pinned memory of its objects is a list of effects in program order, and the hot path runs
 again and again: the list is judged as if it came twice. A wait of the host for an event, a stream or the device ends
 all copies before it; which event belongs to which copy is not told apart, so that a wrong event is missed.
+
+The list of a whole program would be as long as its tree of calls. Waits cut it into stretches, and what lies between
+two waits of one function matters to nobody who calls it: it is kept once, however often the function is called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+#: Effects of one stretch beyond which it is cut.
+_LONGEST = 4000
 
 
 @dataclass(frozen=True)
@@ -38,33 +45,120 @@ class Effect:
         return any((node, not way) in other.arms for node, way in self.arms)
 
 
-def rewritten(effects: Iterable[Effect]) -> Iterator[tuple[Effect, Effect]]:
-    """Pairs of an upload and a write of the same memory without a wait in between, each write once."""
-    order = list(effects)
-    pending: dict[str, tuple[int, Effect]] = {}
-    seen: set[tuple[str, str, int]] = set()
-    for step, effect in [(step, effect) for step in range(2) for effect in order]:
+#: Effects without a wait in between: each where it came first and, marked, where it came last.
+Stretch: TypeAlias = dict[tuple[Effect, bool], None]
+
+
+class Effects:
+    """What a function does with staging memory, those that it calls included.
+
+    Attributes:
+        head: before the first wait; all there is if there is none.
+        tail: after the last wait; ``None`` if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.head: Stretch = {}
+        self.tail: Stretch | None = None
+        self._between: dict[tuple[Effect, ...] | Effects, None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.head) or self.waits
+
+    @property
+    def waits(self) -> bool:
+        """Whether the host waits in it."""
+        return self.tail is not None
+
+    def add(self, effect: Effect) -> None:
+        """Something that the function does itself."""
         if effect.verb == "wait":
-            pending.clear()
-        elif effect.verb == "fresh":
-            pending.pop(str(effect.buffer), None)
+            self._wait()
+            return
+        stretch = self.head if self.tail is None else self.tail
+        if (effect, False) not in stretch:
+            if len(stretch) < _LONGEST:
+                stretch[effect, False] = None
+            return
+        stretch.pop((effect, True), None)
+        stretch[effect, True] = None
+
+    def add_call(self, callee: Effects, arms: frozenset[tuple[int, bool]]) -> None:
+        """What a function does that it calls, where its own conditions led."""
+        for effect in _in_order(callee.head):
+            self.add(_led(effect, arms))
+        if callee.tail is not None:
+            self._wait()
+            self._between[callee] = None
+            for effect in _in_order(callee.tail):
+                self.add(_led(effect, arms))
+
+    def _wait(self) -> None:
+        if self.tail:
+            self._between[tuple(_in_order(self.tail))] = None
+        self.tail = {}
+
+    def stretches_between(self) -> Iterator[tuple[Effect, ...]]:
+        """All stretches between two waits, each once."""
+        seen: set[tuple[Effect, ...] | Effects] = set()
+        ahead: list[tuple[Effect, ...] | Effects] = [self]
+        while ahead:
+            one = ahead.pop()
+            if one in seen:
+                continue
+            seen.add(one)
+            if isinstance(one, Effects):
+                ahead.extend(reversed(one._between))
+            else:
+                yield one
+
+
+def _in_order(stretch: Stretch) -> Iterator[Effect]:
+    return (effect for effect, _ in stretch)
+
+
+def _led(effect: Effect, arms: frozenset[tuple[int, bool]]) -> Effect:
+    return replace(effect, arms=effect.arms | arms) if arms - effect.arms else effect
+
+
+def rewritten(hot_paths: Iterable[Effects]) -> Iterator[tuple[Effect, Effect]]:
+    """Pairs of an upload and a write of the same memory without a wait in between, each write once.
+
+    Args:
+        hot_paths: what each of them does; they are taken for parts of one step, in this order.
+    """
+    step = Effects()
+    for hot_path in hot_paths:
+        step.add_call(hot_path, frozenset())
+    seen: set[tuple[str, str, int]] = set()
+    for stretch in _stretches_of_two(step):
+        yield from _within(stretch, seen)
+
+
+def _stretches_of_two(step: Effects) -> Iterator[list[tuple[int, Effect]]]:
+    """The stretches of a step that runs twice; each effect with the step that it is of."""
+    head = list(_in_order(step.head))
+    if step.tail is None:
+        yield [(number, effect) for number in range(2) for effect in head]
+        return
+    yield [(0, effect) for effect in head]
+    for stretch in step.stretches_between():
+        yield [(0, effect) for effect in stretch]
+    yield [*((0, effect) for effect in _in_order(step.tail)), *((1, effect) for effect in head)]
+
+
+def _within(stretch: Iterable[tuple[int, Effect]], seen: set[tuple[str, str, int]]) -> Iterator[tuple[Effect, Effect]]:
+    """The pairs of one stretch."""
+    pending: dict[str, tuple[int, Effect]] = {}
+    for step, effect in stretch:
+        buffer = str(effect.buffer)
+        if effect.verb == "fresh":
+            pending.pop(buffer, None)
         elif effect.verb == "upload":
-            pending[str(effect.buffer)] = step, effect
-        elif str(effect.buffer) in pending:
-            before, copied = pending[str(effect.buffer)]
-            place = (str(effect.buffer), effect.module, effect.line)
+            pending[buffer] = step, effect
+        elif buffer in pending:
+            before, copied = pending[buffer]
+            place = (buffer, effect.module, effect.line)
             if place not in seen and not (before == step and copied.excludes(effect)):
                 seen.add(place)
                 yield copied, effect
-
-
-def appended(
-    effects: list[Effect], of_callee: Iterable[Effect], arms: frozenset[tuple[int, bool]], longest: int = 4000
-) -> None:
-    """Add what a function that was called did, where the caller's conditions led; a list that is too long is cut."""
-    for effect in of_callee:
-        if len(effects) >= longest:
-            return
-        told = replace(effect, arms=effect.arms | arms) if arms else effect
-        if not effects or effects[-1] != told:
-            effects.append(told)

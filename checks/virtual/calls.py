@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ..events import ByteRange
-from ..sync.waits import WaitKind
 from .inference import Operator
 from .layouts import Layout
 from .tensor import DeviceTensor, face_of
@@ -147,35 +146,16 @@ class Call:
         count = sum(index is not None for index in self.args[1])
         return any(type(index) is not DeviceTensor for index in self.tensors[1 : 1 + count])
 
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument as the kernel gets it, by its place or its name."""
+        return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
+
     def on_device_at(self, position: int) -> bool:
         """Whether a positional argument is a tensor of the device."""
         value = self.args[position] if position < len(self.args) else None
         return any(
             raw is value and type(tensor) is DeviceTensor for tensor, raw in zip(self.tensors, self.plain, strict=True)
         )
-
-    def indexing_waits(self) -> tuple[WaitKind | None, int | None]:
-        """Indexing, by the rows of the table of synchronous calls: masks and host indices wait, so do host values.
-
-        Returns:
-            why it does, and of an upload the bytes.
-        """
-        if self.indexes_from_host():
-            uploaded = [index for index in self.tensors[1:] if type(index) is not DeviceTensor]
-            return WaitKind.UPLOAD, sum(index.nbytes for index in uploaded)
-        indices = [index for index in self.args[1] if index is not None]
-        masks = [index for index in indices if index.dtype in (torch.bool, torch.uint8)]
-        if self.operator.schema_name == "aten::index":
-            return (WaitKind.SHAPE if masks else None), None
-        on_host = type(self.tensors[-1]) is not DeviceTensor
-        fills_mask = len(indices) == 1 and bool(masks) and self.plain[-1].numel() == 1
-        # A mask filled with one value needs no indices; the value itself is free on the host and a wait on the device.
-        # Everywhere else a host value is uploaded from pageable memory first.
-        if fills_mask:
-            return (None if on_host else WaitKind.VALUE), None
-        if masks:
-            return WaitKind.SHAPE, None
-        return (WaitKind.UPLOAD, self.tensors[-1].nbytes) if on_host else (None, None)
 
 
 def _overlaps(tensors: Sequence[Tensor]) -> Overlaps:

@@ -6,7 +6,7 @@ memory reads it without an operator. A torch-function mode sees these calls; all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -178,7 +178,9 @@ def _tensor(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str
         dtype = kwargs.get("dtype")
         copy = runtime.copies.to(source.detach(), (device or DEVICE,), {"dtype": dtype, "copy": True})
         return copy.requires_grad_(kwargs.get("requires_grad", False))
-    made = func(_on_host(source), **{name: value for name, value in kwargs.items() if name != "data"}, **_first(device))
+    made = func(
+        _on_host(runtime, source), **{name: value for name, value in kwargs.items() if name != "data"}, **_first(device)
+    )
     if pin and type(made) is DeviceTensor:
         raise RuntimeError("Only dense CPU tensors can be pinned")
     return _placed(runtime, made, device, pin)
@@ -192,6 +194,16 @@ def _new_tensor(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict
         device = DEVICE
     kwargs.setdefault("dtype", like.dtype)
     return _tensor(runtime, torch.tensor, tuple(rest), {**kwargs, "device": device})
+
+
+@_handles(Tensor.new)
+def _new(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The constructor of old: of a sequence that is no torch.Size, it takes the values."""
+    like, *rest = args
+    is_data = len(rest) == 1 and isinstance(rest[0], list | tuple) and not isinstance(rest[0], torch.Size)
+    if type(like) is DeviceTensor and is_data:
+        return _tensor(runtime, torch.tensor, tuple(rest), {"dtype": like.dtype, "device": DEVICE})
+    return func(*args, **kwargs)
 
 
 @_handles(torch.as_tensor, torch.asarray)
@@ -208,7 +220,7 @@ def _as_tensor(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[
     if needs_device(device) and hasattr(source, "__cuda_array_interface__"):
         return runtime.copies.view_of_pinned(source)
     kwargs = {name: value for name, value in kwargs.items() if name not in ("data", "obj")} | _first(device)
-    return _placed(runtime, func(_on_host(source), *args[1:], **kwargs), device, pin=False)
+    return _placed(runtime, func(_on_host(runtime, source), *args[1:], **kwargs), device, pin=False)
 
 
 def _first(device: Any) -> dict[str, Any]:
@@ -216,13 +228,13 @@ def _first(device: Any) -> dict[str, Any]:
     return {} if device is None else {"device": "cpu"}
 
 
-def _on_host(data: Any) -> Any:
+def _on_host(runtime: Runtime, data: Any) -> Any:
     """Nested lists with tensors of the device in them: C++ would read those at once, past every mode."""
     if type(data) is DeviceTensor:
-        return data.detach().cpu()
+        return runtime.copies.download(data.detach())
     if type(data) not in (list, tuple) or not any(type(item) in _HOLDERS for item in data):
         return data
-    return [_on_host(item) for item in data]
+    return [_on_host(runtime, item) for item in data]
 
 
 _HOLDERS = frozenset({DeviceTensor, list, tuple})
@@ -253,6 +265,27 @@ def _from_dlpack(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dic
 @_handles(torch.utils.dlpack.to_dlpack)  # type: ignore[attr-defined]
 def _to_dlpack(runtime: Runtime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0].__dlpack__() if type(args[0]) is DeviceTensor else func(*args, **kwargs)
+
+
+def group_tensors(lists: Sequence[Sequence[Tensor | None]], with_indices: bool = False) -> Any:
+    """In the place of the helper of torch's optimisers, which would take all tensors to be on the CPU.
+
+    Args:
+        lists: of tensors, all as long as the first or empty; what stands at one place in them belongs together.
+        with_indices: whether the places are wanted.
+
+    Returns:
+        for each device and type in the first list, the lists of what belongs there, and the places.
+    """
+    groups: dict[tuple[torch.device, torch.dtype], tuple[list[list[Tensor | None]], list[int]]] = {}
+    for place, first in enumerate(lists[0]):
+        assert first is not None
+        into, places = groups.setdefault((first.device, first.dtype), ([[] for _ in lists], []))
+        for chosen, tensors in zip(into, lists, strict=True):
+            chosen.extend(tensors[place : place + 1])
+        if with_indices:
+            places.append(place)
+    return groups
 
 
 def _placed(runtime: Runtime, made: Tensor, device: Any, pin: bool) -> Tensor:

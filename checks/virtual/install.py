@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import compilers, cuda_api, refused, settings, storages
 from .collector import take_over
 from .errors import VirtualDeviceError
-from .functions import handler_of
+from .functions import group_tensors, handler_of
 from .streams import activate, active_runtime, is_active
 from .threads import heres
 
@@ -188,6 +188,7 @@ def patch_torch(runtime: Runtime, patches: Patches) -> None:
         own = {name: value for name, value in functions.items() if _defines(module, name)}
         patches.set_all(module, own)
     patches.set(torch._C, "_cuda_getCurrentRawStream", lambda device: runtime.current_queue().id)
+    patches.set(torch._C, "_group_tensors_by_device_and_dtype", group_tensors)
     patches.set_all(torch.cuda.nvtx, cuda_api.NVTX)
     patches.set_all(torch.cuda.profiler, refused.profiler())
     patches.set_all(torch.accelerator, api.accelerator())

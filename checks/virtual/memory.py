@@ -420,7 +420,8 @@ class Memory:
         self.peak = self.allocated
 
     def close(self) -> None:
-        """The device is gone: later drops of its blocks concern nobody."""
+        """The device is gone: later drops of its blocks concern nobody, and only the program's tensors hold memory."""
         self.settle()
         for block in self.blocks:
-            block.memory = None
+            block.memory = block.owner = None
+        self._withheld.clear()

@@ -13,14 +13,7 @@ import torch
 from torch import Tensor
 
 from ..events import OperationKind
-from ..semantics import (
-    CAPTURE_CALLS,
-    NOT_WAITING_OPERATORS,
-    NUMBER_ARGUMENTS,
-    WAITING_OPERATORS,
-    CaptureCall,
-    isin_waits,
-)
+from ..semantics import CAPTURE_CALLS, CaptureCall
 from ..sync.waits import WaitKind
 from .calls import INDEXING, Call, Ranges, Recipe, Touched, kernel, kernel_aside, kernel_now, ranges_of
 from .custom import DeclaredCalls
@@ -30,6 +23,7 @@ from .layouts import Layout, layout_of, tensor_ranges
 from .memory_operators import MemoryOperators
 from .tensor import DeviceTensor, Face, face_of, needs_device, plain_face, rebind, wrap
 from .threads import ABOVE_KERNELS, NoDispatch, NoFunctions, heres
+from .waiting import reason_to_wait
 
 if TYPE_CHECKING:
     from .queues import Queue
@@ -40,8 +34,6 @@ _aten = torch.ops.aten
 MAX_RECIPES = 1 << 16
 #: Operators that take sizes as a tensor of the host.
 _TAKE_HOST_TENSORS = frozenset({"aten::_pack_padded_sequence_backward"})
-_FREE = (None, None)
-_SHAPE, _VALUE, _INSIDE = (WaitKind.SHAPE, None), (WaitKind.VALUE, None), (WaitKind.INSIDE, None)
 _recipes: dict[tuple[Any, ...] | None, Recipe] = {}
 
 
@@ -134,7 +126,7 @@ class Operators:
             return self._change_shape(call)
         if operator.view:
             return self._view(call, None)
-        waits, size = self._waits(call)
+        waits, size = reason_to_wait(call)
         self.check_devices(call)
         self.freeze_host_tensors(call)
         if waits is not None:
@@ -144,26 +136,6 @@ class Operators:
         except NoPlan:
             return self._run_now(call, None)
         return self._defer(call, outputs)
-
-    def _waits(self, call: Call) -> tuple[WaitKind | None, int | None]:
-        """Whether the host waits for the stream, by the nature of the operator or of its arguments.
-
-        Returns:
-            why it does, and of a copy the bytes.
-        """
-        operator = call.operator
-        name = operator.schema_name
-        if name in INDEXING:
-            return call.indexing_waits()
-        if name == "aten::repeat_interleave" and (len(call.args) > 1 or call.kwargs.get("output_size") is not None):
-            return _FREE
-        if name == "aten::isin" and len(call.plain) == 2:
-            return _INSIDE if isin_waits(call.plain[0].numel(), call.plain[1].numel()) else _FREE
-        if name in NUMBER_ARGUMENTS and any(map(call.on_device_at, NUMBER_ARGUMENTS[name])):
-            return _VALUE
-        if operator.waits and name not in NOT_WAITING_OPERATORS:
-            return _SHAPE if operator.shape_from_data else _VALUE
-        return _INSIDE if name in WAITING_OPERATORS else _FREE
 
     def check_devices(self, call: Call) -> None:
         """C++ takes all tensors to be on the CPU, so a mixture must be refused here."""
