@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.cuda import _gpu_trace as trace
 
 from ..events import OperationKind, SyncKind
 from ..virtual.graphs import Capture, Node
@@ -160,7 +161,6 @@ def install(runtime: CudaRuntime) -> Callable[[], None]:
     For that torch has no call, but a variable. Where a build does not show it, each record, wait and synchronisation
     goes through Python once more from then on, to a list that is empty.
     """
-    trace: Any = torch.cuda._gpu_trace
     order = runtime.order
     told: tuple[tuple[Any, Callable[..., None]], ...] = (
         (trace.EventRecordCallbacks, order.recorded),

@@ -13,6 +13,11 @@ OUT_OF_BOUNDS = """========= Invalid __global__ write of size 4 bytes
 =========     Saved host backtrace up to driver entry point at kernel launch time
 =========         Host Frame: python
 """
+HAZARD = """========= Error: Potential WAW hazard detected at __shared__ 0x10 in block (0,0,0) :
+=========     Write Thread (64,0,0) at {kernel}+0x70 in attention.py:115
+=========     Write Thread (0,0,0) at {kernel}+0x70 in attention.py:115
+=========     Current Value : {current}, Incoming Value : {incoming}
+"""
 RACE = """========= Error: Race reported between Write access at {kernel}+0x70
 =========     and Read access at {kernel}+0xb0 [256 hazards]
 """
@@ -28,6 +33,22 @@ def test_nothing_but_the_planted_fault_passes(fault):
 def test_a_fault_of_ours_fails(fault):
     result = sanitizer.judge(fault.format(kernel="gather_rows") + STEPS + fault.format(kernel="planted"), 1)
     assert result["outcome"] == "failed" and result["errors"] == {"gather_rows": 1, "planted": 1}
+
+
+def test_two_stores_of_one_value_are_no_fault():
+    hazards = HAZARD.format(kernel="attend", current=7, incoming=7) + RACE.format(kernel="planted")
+    result = sanitizer.judge(STEPS + hazards, 1)
+    assert (result["outcome"], result["same_value_stores"]) == ("passed", {"attend": 1})
+
+
+def test_two_stores_of_different_values_are():
+    hazards = HAZARD.format(kernel="attend", current=7, incoming=8) + RACE.format(kernel="planted")
+    assert sanitizer.judge(STEPS + hazards, 1)["errors"] == {"attend": 1, "planted": 1}
+
+
+def test_a_read_of_what_is_written_is_one_whatever_the_values():
+    hazards = HAZARD.format(kernel="attend", current=7, incoming=7).replace("WAW", "RAW")
+    assert sanitizer.judge(STEPS + hazards, 1)["errors"] == {"attend": 1}
 
 
 def test_a_tool_that_misses_the_planted_fault_fails():
