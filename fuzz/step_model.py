@@ -68,8 +68,8 @@ class StepModel:
             del self._live[request_id]
         for request in step.new:
             self._live[request.request_id] = _enter(request)
-        for request_id, (blocks,) in step.new_blocks.items():
-            self._live[request_id].blocks.extend(blocks)
+        for request_id, groups in step.new_blocks.items():
+            self._live[request_id].blocks.extend(groups[0])
         scheduled = {request_id: self._live[request_id] for request_id in step.scheduled}
         lanes: list[ExpectedLane] = []
         for request_id, sequence in scheduled.items():

@@ -62,12 +62,14 @@ class Workload:
         capacities: fields of ``RunnerConfig`` that the scheduler and the runner must agree on.
         vocab_size: of the model; a token drawn outside it ends the run as a crash.
         steps_in_flight: steps enqueued before the oldest output is taken.
+        windows: of the model's KV groups; the first one is compared with snapshots.
     """
 
     requests: tuple[WorkloadRequest, ...]
     capacities: Mapping[str, int]
     vocab_size: int
     steps_in_flight: int = 2
+    windows: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class Driver:
         self._check_invariants = check_invariants
         capacities: dict[str, Any] = {**workload.capacities}
         config = RunnerConfig(**capacities)
-        self._scheduler = Scheduler(config)
+        self._scheduler = Scheduler(config, workload.windows)
         self._model = StepModel(config.block_size)
         self._in_flight: deque[tuple[Handle, frozenset[str]]] = deque()
         self._arrivals = deque(sorted(workload.requests, key=lambda request: request.arrival))

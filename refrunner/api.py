@@ -29,13 +29,15 @@ def whole_number(value: object) -> int:
 class NewRequest:
     """A request that enters the runner: a fresh one, or one resumed after preemption.
 
+    One with the id of a live request replaces it, whose prompt has grown: it may keep its blocks by naming them again.
+
     Attributes:
-        request_id: unique among the live requests.
+        request_id: its name; no two requests of a step have the same.
         token_ids: every token known on the host: the prompt, then what was generated before a preemption.
         prompt_len: how many of ``token_ids`` are the prompt.
         sampling: with ``seed`` filled in whenever ``temperature`` is above 0.
-        num_computed_tokens: leading tokens whose keys and values are in the cache already (0 without prefix
-            caching).
+        num_computed_tokens: leading tokens whose keys and values are in the cache already, put there by earlier
+            steps, of this request or of others, or by this step's block copies.
     """
 
     request_id: str
@@ -55,8 +57,12 @@ class Step:
         new: requests that enter, resumed ones included.
         scheduled: tokens to compute per request, in execution order; never 0 for a listed request.
         new_blocks: KV blocks appended to a request's block table this step, one tuple per KV group; for a
-            request in ``new`` these are its first blocks.
+            request in ``new`` these are its first blocks. Those wholly within its ``num_computed_tokens`` may be
+            held by others too; all others are its own. In a group with a sliding window, a block whose tokens have
+            all left the window of the next position to compute is free again, and 0 in ``new_blocks``.
         drafts: draft tokens per request among those scheduled (empty without speculation).
+        block_copies: KV blocks, source and target, copied before anything is computed; each target is in
+            ``new_blocks``.
     """
 
     finished: tuple[str, ...] = ()
@@ -65,6 +71,7 @@ class Step:
     scheduled: Mapping[str, int] = field(default_factory=dict)
     new_blocks: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     drafts: Mapping[str, int] = field(default_factory=dict)
+    block_copies: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .config import RunnerConfig
+from .config import NULL_BLOCK, RunnerConfig
 from .device import Device
 from .kernels.block_table import compute_slot_mapping, gather_block_tables
-from .kv_groups import FULL_ATTENTION
+from .kv_groups import FULL_ATTENTION, blocks_below_window
 from .staging import PackedUpload, StagedWriteTensor
 
 LANES = 256
@@ -28,6 +28,7 @@ class BlockTables:
             block count are stale. Written on the main stream by ``gather``; its address never changes.
         slot_mapping: int64 [G, max_num_batched_tokens padded] on the device; -1 for padding lanes.
         num_blocks: int32 [G, R] on the host.
+        block_size: tokens a block.
     """
 
     def __init__(
@@ -39,13 +40,15 @@ class BlockTables:
         windows: Sequence[int] = (FULL_ATTENTION,),
     ) -> None:
         groups, columns, target = len(windows), config.max_blocks_per_request, device.torch_device
-        self._rows, self._block_size = config.max_num_reqs, config.block_size
+        self._rows, self.block_size = config.max_num_reqs, config.block_size
         self._table = StagedWriteTensor(groups * self._rows, columns, torch.int32, device, "block table")
         self._windows = torch.tensor(list(windows), dtype=torch.int32).to(target)
         self.batch_table = torch.zeros(groups, max_batch, columns, dtype=torch.int32, device=target)
         self.slot_mapping = torch.full((groups, max_lanes), -1, dtype=torch.int64, device=target)
         self.num_blocks: NDArray[np.int32] = np.zeros((groups, self._rows), dtype=np.int32)
         self._blocks_of_row: dict[int, tuple[list[int], ...]] = {}
+        self._window_sizes = tuple(windows)
+        self._num_below: NDArray[np.int32] = np.zeros_like(self.num_blocks)
 
     @property
     def num_groups(self) -> int:
@@ -63,10 +66,25 @@ class BlockTables:
     def clear(self, row: int) -> list[int]:
         """Forget a row's blocks when its request leaves, and say which they were, over all groups."""
         self.num_blocks[:, row] = 0
-        return [block for blocks in self._blocks_of_row.pop(row, ()) for block in blocks]
+        self._num_below[:, row] = 0
+        return [block for blocks in self._blocks_of_row.pop(row, ()) for block in blocks if block != NULL_BLOCK]
+
+    def drop_below_window(self, row: int, position: int) -> list[int]:
+        """Forget the blocks that no token from ``position`` on can see, and say which they were, over all groups.
+
+        On the device they stay in the row's table; ``gather`` hides them.
+        """
+        dropped = []
+        for group, window in enumerate(self._window_sizes):
+            below = blocks_below_window(window, position, self.block_size)
+            for place in range(self._num_below[group, row], min(below, self.num_blocks[group, row])):
+                dropped.append(self._blocks_of_row[row][group][place])
+                self._blocks_of_row[row][group][place] = NULL_BLOCK
+            self._num_below[group, row] = max(below, self._num_below[group, row])
+        return [block for block in dropped if block != NULL_BLOCK]
 
     def blocks_of(self, row: int, group: int = 0) -> tuple[int, ...]:
-        """Blocks of a row as the host knows them."""
+        """Blocks of a row as the host knows them, the null block where one was dropped."""
         return tuple(self._blocks_of_row[row][group]) if row in self._blocks_of_row else ()
 
     def device_table(self) -> Tensor:
@@ -104,7 +122,7 @@ class BlockTables:
         gather_block_tables[(padded_requests, self.num_groups)](
             rows, num_blocks, num_computed, self._windows, table, table.stride(0), table.stride(1),
             self.batch_table, self.batch_table.stride(0), self.batch_table.stride(1),
-            num_requests, table.shape[2], BLOCK_SIZE=self._block_size, BLOCK=LANES,
+            num_requests, table.shape[2], BLOCK_SIZE=self.block_size, BLOCK=LANES,
         )  # fmt: skip
         return self.batch_table[:, :padded_requests]
 
@@ -113,5 +131,5 @@ class BlockTables:
         compute_slot_mapping[(num_requests + 1, self.num_groups)](
             query_start_loc, positions, self.batch_table, self.batch_table.stride(0), self.batch_table.stride(1),
             self.slot_mapping, num_requests, self.slot_mapping.shape[1],
-            BLOCK_SIZE=self._block_size, BLOCK=LANES,
+            BLOCK_SIZE=self.block_size, BLOCK=LANES,
         )  # fmt: skip

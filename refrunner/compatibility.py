@@ -77,6 +77,12 @@ PAIRS = (
         "what the reference attention needs grows with the sequences, so a trial with short ones says too little",
         "attention='triton', or num_kv_blocks as a number and memory_fraction=0",
     ),
+    Pair(
+        Setting("zero_new_blocks"),
+        Setting("poison"),
+        "both say what a block holds when a request gets it, and zeros would hide what poison is to show",
+        "one of the two",
+    ),
 )
 
 

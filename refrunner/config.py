@@ -15,6 +15,11 @@ NULL_BLOCK = 0
 # The null block, and one to hand out.
 SMALLEST_POOL = 2
 ATTENTION_BACKENDS = ("torch", "triton")
+CHOICES = {
+    "scheduling": ("fcfs", "priority"),
+    "prompt_tokens": ("staged", "uva"),
+    "staged_writes": ("copied", "in_place"),
+}
 GRAPH_MODES = ("eager", "piecewise", "full")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 # Every captured graph keeps memory of its own and takes time at startup.
@@ -55,6 +60,14 @@ class RunnerConfig:
             change nothing.
         steps_in_flight: steps that the engine enqueues before it takes the oldest output. With 1 the device waits for
             the host after every step; from 2 on the host prepares one step while the device runs another.
+        prefix_caching: keep the keys and values of requests that ended, and reuse them where another request starts
+            with the same tokens. Never changes output beyond the rounding of another chunking.
+        zero_new_blocks: fill a KV block with zeros before a request gets it for keys and values of its own.
+        prompt_tokens: ``"staged"`` copies the tokens of a new request to the device with the step's upload; ``"uva"``
+            writes them to pinned host memory, where the gather kernel reads them in place.
+        staged_writes: ``"copied"``, in the step's one upload; or ``"in_place"``, read from the pinned slot by the
+            kernel that scatters them.
+        scheduling: ``"fcfs"``, in order of arrival, or ``"priority"``, in order of the requests' priorities.
         poison: fill freed rows, unused KV blocks, padding lanes and fresh device memory with values that would show in
             the output if anything read them; for verification only.
 
@@ -78,6 +91,11 @@ class RunnerConfig:
     prompt_logprobs_chunk: int = 1024
     force_sampler_stages: bool = False
     steps_in_flight: int = 2
+    prefix_caching: bool = False
+    zero_new_blocks: bool = False
+    prompt_tokens: str = "staged"
+    staged_writes: str = "copied"
+    scheduling: str = "fcfs"
     poison: bool = False
 
     def __post_init__(self) -> None:
@@ -86,6 +104,7 @@ class RunnerConfig:
         self._check_dtype()
         self._check_device()
         self._check_attention()
+        self._check_choices()
         self._check_graphs()
         self._check_memory_fraction()
         self._check_logprobs_mode()
@@ -159,6 +178,17 @@ class RunnerConfig:
                 "another backend would be a silent replacement for the one that was asked for",
                 "attention='torch', the reference, or attention='triton', which launches two kernels a layer",
             )
+
+    def _check_choices(self) -> None:
+        for name, allowed in CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ConfigurationError(
+                    f"RunnerConfig.{name}={value!r}",
+                    f"it must be one of {', '.join(map(repr, allowed))}",
+                    "another way would be a silent replacement for the one that was asked for",
+                    f"{name}={allowed[0]!r}, the default, or {name}={allowed[1]!r}",
+                )
 
     def _check_graphs(self) -> None:
         if self.graph_mode not in GRAPH_MODES:

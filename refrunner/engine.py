@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from .api import Handle, Runner, SamplingParams
 from .config import RunnerConfig
 from .errors import RequestError
+from .kv_groups import FULL_ATTENTION
 from .scheduler import Scheduler, TrackedRequest
 
 
@@ -19,16 +20,19 @@ class Engine:
     calls and the tokens alone, never on how far the device is.
     """
 
-    def __init__(self, runner: Runner, config: RunnerConfig) -> None:
+    def __init__(
+        self, runner: Runner, config: RunnerConfig, windows: Sequence[int] = (FULL_ATTENTION,)
+    ) -> None:
         """Take over a runner.
 
         Args:
             runner: nobody else may execute steps on it.
             config: the runner's own.
+            windows: of the model's KV groups, see :class:`~.kv_groups.KVGroups`.
         """
         self._runner = runner
         self._depth = config.steps_in_flight
-        self._scheduler = Scheduler(config)
+        self._scheduler = Scheduler(config, windows)
         self._in_flight: deque[Handle] = deque()
         self._failure: str | None = None
         self._closed = False

@@ -160,8 +160,11 @@ class InputBatchBuilder:
         )  # fmt: skip
         gather_input_ids[(count,)](
             rows, query_start_loc, states.num_computed, states.total_len, states.last_sampled,
-            states.token_ids, states.token_ids.stride(0), self._input_ids, self._config.max_model_len, BLOCK=LANES,
+            states.token_ids, states.token_ids.stride(0), states.prompts, states.in_place, self._input_ids,
+            self._config.max_model_len, BLOCK=LANES,
         )  # fmt: skip
+        computed = layout.seq_lens - np.diff(layout.query_start_loc)
+        states.gathered(layout.rows.tolist(), computed[:count].tolist())
         block_table = self.block_tables.gather(rows, num_blocks, states.num_computed, count, requests)
         self.block_tables.map_slots(query_start_loc, self._positions, count)
         return InputBatch(

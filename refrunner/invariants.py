@@ -31,7 +31,13 @@ def check_invariants(
         total: tokens known per live request, as the host counts them.
         batch: inputs of the last step, if it built any.
     """
-    rules = [_rows(states), _counters(states, computed, total), _newest_tokens(states), _blocks(states, tables)]
+    rules = [
+        _rows(states),
+        _generations(states),
+        _counters(states, computed, total),
+        _newest_tokens(states),
+        _blocks(states, tables, computed),
+    ]
     if batch is not None:
         rules.append(_padding(batch))
     return [violation for rule in rules for violation in rule]
@@ -57,20 +63,21 @@ def _counters(
                 yield InvariantViolation("counter", f"{counter}[{row}] is {device} on the device, {host} on host", name)
 
 
-def _blocks(states: RequestStates, tables: BlockTables) -> Iterator[InvariantViolation]:
-    """The device's block table holds what the host appended, and no block has two owners."""
-    owners: dict[int, str] = {}
+def _blocks(states: RequestStates, tables: BlockTables, computed: Mapping[str, int]) -> Iterator[InvariantViolation]:
+    """The device's block table holds what the host appended, and a block has one owner until it is full."""
+    owners: dict[int, tuple[str, int, int]] = {}
     device_table = tables.device_table().tolist()
     for (name, row), group in product(states.row_of.items(), range(tables.num_groups)):
-        blocks = list(tables.blocks_of(row, group))
-        found = device_table[group][row][: len(blocks)]
-        if found != blocks:
-            detail = f"row {row} of group {group} holds {found} on the device, {blocks} on host"
+        blocks = tables.blocks_of(row, group)
+        found = [block if known else NULL_BLOCK for block, known in zip(device_table[group][row], blocks, strict=False)]
+        if found != list(blocks):
+            detail = f"row {row} of group {group} holds {found} on the device, {list(blocks)} on host"
             yield InvariantViolation("block-table", detail, name)
-        for block in filter(None, blocks):
-            if block in owners:
-                yield InvariantViolation("block-owner", f"block {block} belongs to {owners[block]} too", name)
-            owners[block] = name
+        for place, block in enumerate(blocks):
+            owner, *where = owners.setdefault(block, (name, group, place))
+            written = min(computed[name], computed[owner]) < (place + 1) * tables.block_size
+            if block != NULL_BLOCK and owner != name and (written or where != [group, place]):
+                yield InvariantViolation("block-owner", f"block {block} belongs to {owner} too", name)
 
 
 def _newest_tokens(states: RequestStates) -> Iterator[InvariantViolation]:
@@ -79,12 +86,22 @@ def _newest_tokens(states: RequestStates) -> Iterator[InvariantViolation]:
     A step reads the newest one from the first and older ones from the second, so a table that lags shows in no output
     as long as one token at a time is computed.
     """
-    table, newest, total = states.token_ids.tolist(), states.last_sampled.tolist(), states.total_len.tolist()
+    newest = states.last_sampled.tolist()
     for name, row in states.row_of.items():
-        last = total[row] - 1
-        if 0 <= last < len(table[row]) and table[row][last] != newest[row]:
-            detail = f"token_ids[{row}, {last}] is {table[row][last]}, last_sampled[{row}] is {newest[row]}"
-            yield InvariantViolation("newest-token", detail, name)
+        kept = states.newest_in_its_home(row)
+        if kept is not None and kept != newest[row]:
+            yield InvariantViolation(
+                "newest-token", f"{kept} is kept for row {row}, last_sampled is {newest[row]}", name
+            )
+
+
+def _generations(states: RequestStates) -> Iterator[InvariantViolation]:
+    """The device has seen the latest owner of each row enter."""
+    device = states.device_generations.tolist()
+    for name, row in states.row_of.items():
+        if device[row] != states.generations[row]:
+            detail = f"generation of row {row} is {device[row]} on the device, {states.generations[row]} on host"
+            yield InvariantViolation("generation", detail, name)
 
 
 def _padding(batch: InputBatch) -> Iterator[InvariantViolation]:

@@ -11,6 +11,7 @@ from .api import SamplingParams
 from .config import RunnerConfig
 from .engine import Engine
 from .errors import RequestError
+from .kv_groups import KVGroups
 from .model_runner import ModelRunner
 from .models.checkpoint import Checkpoint, load_checkpoint
 from .models.tokenizer import Tokenizer, load_tokenizer
@@ -76,7 +77,8 @@ class LLM:
 
     def __init__(self, checkpoint: Checkpoint, config: RunnerConfig, tokenizer: Tokenizer | None = None) -> None:
         runner = ModelRunner(config, checkpoint.config, checkpoint.tensors)
-        self._engine = Engine(runner, runner.config)
+        windows = KVGroups.of_layers(checkpoint.config.layer_windows).windows
+        self._engine = Engine(runner, runner.config, windows)
         self._reader = PromptReader(checkpoint.config, tokenizer)
         self._tokenizer = tokenizer
         self._num_requests = 0

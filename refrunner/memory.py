@@ -12,6 +12,7 @@ from .errors import ConfigurationError
 from .kv_groups import KVGroups
 from .models.config import LlamaConfig
 from .sampling.tables import table_bytes
+from .staging import ALIGNMENT
 
 LARGEST_TENSOR = 2**63 - 1
 # Beside the tensors: an entry of a Python list of ints, for the free rows and the free blocks.
@@ -24,10 +25,15 @@ def padded(count: int, multiple: int) -> int:
 
 
 def tensor_bytes(config: RunnerConfig, model: LlamaConfig) -> int:
-    """Bytes of the tables, input buffers and KV cache that a runner allocates; weights and activations come on top."""
+    """Bytes of the tables, input buffers and KV cache that a runner allocates; weights and activations come on top.
+
+    Prompts that are read in place count, too, though they are in the host's memory.
+    """
     rows, columns = config.max_num_reqs, config.max_blocks_per_request
     requests, tokens = padded(rows, config.pad_to), padded(config.max_num_batched_tokens, config.pad_to)
-    states = rows * (3 * 4 + 4 * config.max_model_len) + table_bytes(config, model.vocab_size)
+    prompts = rows * config.max_model_len * 4
+    states = padded(5 * 4 * rows, ALIGNMENT) + padded(prompts, ALIGNMENT) + table_bytes(config, model.vocab_size)
+    states += prompts if config.prompt_tokens == "uva" else 0
     groups = KVGroups.of_layers(model.layer_windows)
     tables = len(groups.windows) * ((rows + requests) * columns * 4 + tokens * 8 + 4)
     inputs = tokens * (4 + 8) + requests * 4 + (requests + 1) * 4

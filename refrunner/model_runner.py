@@ -23,6 +23,7 @@ from .async_output import AsyncOutput, EmptyOutput
 from .attention.interface import AttentionBackend
 from .attention.torch_reference import TorchReferenceAttention
 from .attention.triton_paged import TritonPagedAttention
+from .block_upkeep import BlockHolders, BlockUpkeep, places_of
 from .config import SMALLEST_POOL, RunnerConfig
 from .device import Device
 from .errors import ConfigurationError, StepError
@@ -96,7 +97,8 @@ class ModelRunner:
         self._computed: dict[str, int] = {}
         self._total: dict[str, int] = {}
         self._prefill_len: dict[str, int] = {}
-        self._owners: dict[int, str] = {}
+        self._holders = BlockHolders()
+        self._upkeep = BlockUpkeep(config, self._attention)
         self._turn = threading.Lock()
         self._closed = False
 
@@ -121,6 +123,7 @@ class ModelRunner:
         sampled = self._sampler.warm_up(self._model.compute_logits(hidden[: shape.num_requests]), self._states)
         self._states.warm_up()
         self._builder.block_tables.warm_up()
+        self._upkeep.warm_up(batch.rows)
         self._advance(batch, sampled)
 
     def _pad(self, shape: BatchShape) -> InputBatch:
@@ -171,18 +174,22 @@ class ModelRunner:
             )
 
     def _enqueue(self, step: Step) -> Handle:
-        self._remove_requests(step)
-        self._add_requests(step)
+        self._change_requests(step)
         upload = PackedUpload()
-        self._states.pack(upload)
+        writes = PackedUpload(in_place=True) if self.config.staged_writes == "in_place" else upload
+        self._states.pack(writes)
         self._sampler.pack(upload)
-        self._builder.block_tables.pack(upload)
+        self._builder.block_tables.pack(writes)
+        self._upkeep.pack(upload)
         graph = self._graphs.find(self._needs(step))
         shape = graph.shape(len(step.scheduled)) if graph else None
         layout = self._builder.plan(step, self._states, self._computed, upload, shape) if step.scheduled else None
-        upload.send(self._ring)
-        self._states.apply(upload)
-        self._builder.block_tables.apply(upload)
+        for part in dict.fromkeys((upload, writes)):
+            part.send(self._ring)
+        self._states.apply(writes)
+        self._builder.block_tables.apply(writes)
+        writes.end()
+        self._upkeep.apply(upload)
         self._sampler.apply(upload, self._states)
         if layout is None:
             return EmptyOutput()
@@ -197,22 +204,12 @@ class ModelRunner:
     def _checked(self, step: Step) -> Step:
         tables = self._builder.block_tables
         num_blocks = {name: tuple(tables.num_blocks[:, row].tolist()) for name, row in self._states.row_of.items()}
-        return self._checker.check(step, self._computed, self._total, num_blocks, self._owners)
+        return self._checker.check(step, self._computed, self._total, num_blocks, self._holders.of_block)
 
-    def _remove_requests(self, step: Step) -> None:
-        for request_id in (*step.finished, *step.preempted):
-            row = self._states.remove(request_id)
-            self._sampler.remove(row)
-            self._prompt_logprobs.remove(row)
-            blocks = self._builder.block_tables.clear(row)
-            del self._computed[request_id], self._total[request_id], self._prefill_len[request_id]
-            for block in blocks:
-                del self._owners[block]
-            if self.config.poison:
-                self._states.poison(row)
-                self._attention.poison_blocks(blocks)
-
-    def _add_requests(self, step: Step) -> None:
+    def _change_requests(self, step: Step) -> None:
+        """Free the rows of requests that leave or are replaced, then give rows and blocks to those that come."""
+        replaced = [request.request_id for request in step.new if request.request_id in self._states.row_of]
+        left = [self._remove(name) for name in dict.fromkeys((*step.finished, *step.preempted, *replaced))]
         for request in step.new:
             row = self._states.add(request)
             self._sampler.add(row, request)
@@ -220,8 +217,29 @@ class ModelRunner:
             self._computed[request.request_id] = request.num_computed_tokens
             self._total[request.request_id] = self._prefill_len[request.request_id] = len(request.token_ids)
         for request_id, groups in step.new_blocks.items():
-            self._builder.block_tables.append(self._states.row_of[request_id], groups)
-            self._owners.update(dict.fromkeys(chain(*groups), request_id))
+            self._append(request_id, groups)
+        self._upkeep.freed(block for block in chain(*left) if block not in self._holders.of_block)
+        self._upkeep.copied(step.block_copies)
+
+    def _remove(self, request_id: str) -> list[int]:
+        """Forget a request; returns the blocks that nobody holds any more."""
+        row = self._states.remove(request_id)
+        self._sampler.remove(row)
+        self._prompt_logprobs.remove(row)
+        blocks = self._builder.block_tables.clear(row)
+        del self._computed[request_id], self._total[request_id], self._prefill_len[request_id]
+        if self.config.poison:
+            self._states.poison(row)
+        return self._holders.remove(request_id, blocks)
+
+    def _append(self, request_id: str, groups: tuple[tuple[int, ...], ...]) -> None:
+        tables, row = self._builder.block_tables, self._states.row_of[request_id]
+        computed = self._computed[request_id]
+        places = dict(places_of(groups, tables.num_blocks[:, row].tolist()))
+        tables.append(row, groups)
+        self._holders.add(request_id, places)
+        # What holds a computed token already, be it shared, copied or kept from before a replacement, stays as it is.
+        self._upkeep.given(block for block, place in places.items() if place * self.config.block_size >= computed)
 
     def _needs(self, step: Step) -> BatchNeeds:
         """What the batch asks of a graph. A prefill is every token that was known when its request entered."""
@@ -258,6 +276,7 @@ class ModelRunner:
         for request_id, count in step.scheduled.items():
             self._total[request_id] += self._reaches_end(step, request_id)
             self._computed[request_id] += count
+            self._drop_below_window(request_id)
 
     def _advance(self, batch: InputBatch, sampled: SamplerOutput) -> None:
         """Enqueue the update of the rows in the batch by what was computed and drawn."""
@@ -267,6 +286,12 @@ class ModelRunner:
             batch.rows, batch.query_start_loc, sampled.token_ids, states.num_computed, states.total_len,
             states.last_sampled, states.token_ids, states.token_ids.stride(0), self.config.max_model_len,
         )  # fmt: skip
+
+    def _drop_below_window(self, request_id: str) -> None:
+        """Let go of blocks that have left a sliding window; the scheduler may give them out in the next step."""
+        row = self._states.row_of[request_id]
+        dropped = self._builder.block_tables.drop_below_window(row, self._computed[request_id])
+        self._upkeep.freed(self._holders.remove(request_id, dropped))
 
 
 def _check_context(config: RunnerConfig, model: LlamaConfig) -> None:

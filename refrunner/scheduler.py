@@ -4,13 +4,16 @@ The scheduler runs ahead of the device. It decides step N+1 while the tokens of 
 because only their *number* matters: a request whose prefill is complete gets one token per step. What it cannot
 know yet, a stop token, costs at most one wasted step per step in flight.
 
-Rules: running requests first, in order of arrival; then waiting ones while rows, blocks and budget last; a prompt
-longer than the budget that is left is computed in chunks. When the pool runs dry, the youngest running request is
-preempted: it loses row and blocks and returns later as a new request with all its tokens.
+Rules: running requests first, in order of priority and arrival; then waiting ones, in the same order, while rows,
+blocks and budget last; a prompt longer than the budget that is left is computed in chunks. When the pool runs dry,
+the last of the running requests is preempted: it loses row and blocks and returns later as a new request with all
+its tokens. It returns only when each running request could still take another block, or two requests that do not
+fit together would preempt each other in turn.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +21,8 @@ from dataclasses import dataclass, field
 from .api import NewRequest, SamplingParams, Step, StepOutput
 from .config import RunnerConfig
 from .errors import RequestError
-from .kv_block_pool import KVBlockPool
+from .kv_cache_manager import KVCacheManager, PrefixCacheStats, RequestBlocks
+from .kv_groups import FULL_ATTENTION
 
 
 @dataclass
@@ -30,10 +34,12 @@ class TrackedRequest:
         prompt_len: tokens of the prompt.
         sampling: its parameters.
         token_ids: prompt and the tokens that have arrived.
+        turn: its place in the order of service, smaller first: priority, then arrival.
+        blocks: KV blocks held.
         logprobs: one per arrived token.
         num_computed: tokens computed by all steps scheduled so far.
         in_flight: draws scheduled whose tokens have not arrived.
-        blocks: KV blocks held.
+        was_preempted: whether it has lost its row before.
         finish_reason: ``"stop"``, ``"length"`` or ``"abort"`` once it is over.
     """
 
@@ -41,10 +47,12 @@ class TrackedRequest:
     prompt_len: int
     sampling: SamplingParams
     token_ids: list[int]
+    turn: tuple[int, int]
+    blocks: RequestBlocks
     logprobs: list[float] = field(default_factory=list)
     num_computed: int = 0
     in_flight: int = 0
-    blocks: list[int] = field(default_factory=list)
+    was_preempted: bool = False
     finish_reason: str | None = None
 
     @property
@@ -58,6 +66,23 @@ class TrackedRequest:
         return tuple(self.token_ids[self.prompt_len :])
 
 
+@dataclass
+class _Decision:
+    """A step as it takes shape: ``budget`` tokens may still be scheduled."""
+
+    budget: int
+    scheduled: dict[str, int] = field(default_factory=dict)
+    new_blocks: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    new: list[NewRequest] = field(default_factory=list)
+
+    def add(self, request: TrackedRequest, count: int, blocks: tuple[tuple[int, ...], ...]) -> None:
+        """Schedule ``count`` tokens of a request, which gets ``blocks``."""
+        self.scheduled[request.request_id] = count
+        self.budget -= count
+        if any(blocks):
+            self.new_blocks[request.request_id] = blocks
+
+
 class Scheduler:
     """Decides steps for one runner.
 
@@ -69,32 +94,54 @@ class Scheduler:
         num_preemptions: how often a request lost its row before its end.
     """
 
-    def __init__(self, config: RunnerConfig) -> None:
+    def __init__(self, config: RunnerConfig, windows: Sequence[int] = (FULL_ATTENTION,)) -> None:
+        """Start with nothing to do.
+
+        Args:
+            config: of the runner.
+            windows: of the model's KV groups, see :class:`~.kv_groups.KVGroups`.
+        """
         self._config = config
-        self._pool = KVBlockPool(config.num_kv_blocks)
-        self._waiting: deque[TrackedRequest] = deque()
+        self._blocks = KVCacheManager(config, windows)
+        self._waiting: list[TrackedRequest] = []
         self._running: list[TrackedRequest] = []
         self._finished_since_last_step: list[str] = []
         self._preempted_since_last_step: list[str] = []
         self._pending_draws: deque[tuple[TrackedRequest, ...]] = deque()
+        self._num_arrivals = 0
         self.requests: dict[str, TrackedRequest] = {}
         self.num_preemptions = 0
+
+    @property
+    def prefix_cache(self) -> PrefixCacheStats:
+        """How much the prefix cache saved so far."""
+        return self._blocks.stats
 
     @property
     def has_work(self) -> bool:
         """Whether a request is unfinished, or an ended one still has to be told to the runner."""
         return bool(self._waiting or self._running or self._finished_since_last_step)
 
-    def add(self, request_id: str, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    def add(self, request_id: str, prompt: Sequence[int], sampling: SamplingParams, priority: int = 0) -> None:
         """Queue a request.
+
+        Args:
+            request_id: its name.
+            prompt: token ids.
+            sampling: its parameters.
+            priority: the smaller, the sooner it is served and the later preempted; counts only with
+                ``RunnerConfig.scheduling`` ``"priority"``.
 
         Raises:
             RequestError: empty, too long for the context or the pool, or its id is taken; nothing was queued.
         """
         self._check_prompt(request_id, len(prompt), sampling)
-        request = TrackedRequest(request_id, len(prompt), sampling, list(prompt))
+        turn = (priority if self._config.scheduling == "priority" else 0, self._num_arrivals)
+        blocks = self._blocks.nothing_held()
+        request = TrackedRequest(request_id, len(prompt), sampling, list(prompt), turn, blocks)
+        self._num_arrivals += 1
         self.requests[request_id] = request
-        self._waiting.append(request)
+        insort(self._waiting, request, key=_turn)
 
     def abort(self, request_id: str) -> None:
         """End a request now; its tokens in flight are dropped. Unknown and finished ones are left alone."""
@@ -103,7 +150,7 @@ class Scheduler:
             self._finish(request, "abort")
 
     def preempt(self, request_id: str) -> bool:
-        """Take row and blocks from a running request; it waits, first in line, until it can be resumed.
+        """Take row and blocks from a running request; it waits for its turn until it can be resumed.
 
         Returns:
             False if the request is not running.
@@ -114,30 +161,30 @@ class Scheduler:
         self._running.remove(request)
         self._release_blocks(request)
         request.num_computed = 0
-        self._waiting.appendleft(request)
+        request.was_preempted = True
+        insort(self._waiting, request, key=_turn)
         self._preempted_since_last_step.append(request_id)
         self.num_preemptions += 1
         return True
 
     def schedule(self) -> Step:
         """Decide the next step. It may schedule nothing, when all work waits for outputs in flight."""
-        budget = self._config.max_num_batched_tokens
-        scheduled: dict[str, int] = {}
-        new_blocks: dict[str, tuple[tuple[int, ...], ...]] = {}
+        decision = _Decision(self._config.max_num_batched_tokens)
         for request in list(self._running):
             if request in self._running:
-                budget -= self._schedule_running(request, budget, scheduled, new_blocks)
-        new = self._admit(budget, scheduled, new_blocks)
+                self._schedule_running(request, decision)
+        self._admit(decision)
         step = Step(
             finished=tuple(self._finished_since_last_step),
             preempted=tuple(self._preempted_since_last_step),
-            new=tuple(new),
-            scheduled=scheduled,
-            new_blocks=new_blocks,
+            new=tuple(decision.new),
+            scheduled=decision.scheduled,
+            new_blocks=decision.new_blocks,
+            block_copies=self._blocks.take_copies(),
         )
         self._finished_since_last_step.clear()
         self._preempted_since_last_step.clear()
-        self._pending_draws.append(self._advance(scheduled))
+        self._pending_draws.append(self._advance(decision.scheduled))
         return step
 
     def update(self, output: StepOutput) -> None:
@@ -150,47 +197,45 @@ class Scheduler:
                 request.logprobs.extend(output.logprobs[request.request_id])
                 self._finish_if_complete(request)
 
-    def _schedule_running(
-        self,
-        request: TrackedRequest,
-        budget: int,
-        scheduled: dict[str, int],
-        new_blocks: dict[str, tuple[tuple[int, ...], ...]],
-    ) -> int:
-        """Schedule one running request if it can advance; return the tokens used."""
-        count = min(budget, request.num_tokens - request.num_computed)
+    def _schedule_running(self, request: TrackedRequest, decision: _Decision) -> None:
+        """Schedule one running request if it can advance."""
+        self._blocks.advance(request.blocks, request.token_ids, request.num_computed)
+        count = min(decision.budget, request.num_tokens - request.num_computed)
         if count <= 0 or self._has_all_draws(request):
-            return 0
-        blocks = self._allocate_with_preemption(request, request.num_computed + count, scheduled)
-        if blocks is None:
-            return 0
-        if blocks:
-            new_blocks[request.request_id] = (blocks,)
-        scheduled[request.request_id] = count
-        return count
+            return
+        end = request.num_computed + count
+        if self._make_room(request, self._blocks.missing(request.blocks, end), decision):
+            decision.add(request, count, self._blocks.extend(request.blocks, end))
 
-    def _admit(
-        self, budget: int, scheduled: dict[str, int], new_blocks: dict[str, tuple[tuple[int, ...], ...]]
-    ) -> list[NewRequest]:
+    def _admit(self, decision: _Decision) -> None:
         """Start or resume waiting requests, in order, while everything they need is there."""
-        new = []
-        while budget > 0 and self._waiting and len(self._running) < self._config.max_num_reqs:
+        while decision.budget > 0 and self._waiting and len(self._running) < self._config.max_num_reqs:
             request = self._waiting[0]
-            count = min(budget, len(request.token_ids))
-            needed = self._blocks_for(count)
             # Resuming needs the token values, so it waits for those in flight. A row freed in this very step may
             # be taken in it, but not by its own former owner: the step would name one request twice.
             blocked = request.in_flight or request.request_id in self._preempted_since_last_step
-            if blocked or needed > self._pool.num_free:
+            if blocked or not self._start(request, decision):
                 break
-            self._waiting.popleft()
-            self._running.append(request)
-            request.blocks = list(self._pool.allocate(needed))
-            new_blocks[request.request_id] = (tuple(request.blocks),)
-            scheduled[request.request_id] = count
-            budget -= count
-            new.append(NewRequest(request.request_id, tuple(request.token_ids), request.prompt_len, request.sampling))
-        return new
+            self._waiting.pop(0)
+            insort(self._running, request, key=_turn)
+
+    def _start(self, request: TrackedRequest, decision: _Decision) -> bool:
+        """Give a waiting request its first blocks, those of a known prefix among them, if there is room."""
+        tokens = request.token_ids
+        match = self._blocks.match(request.blocks, tokens)
+        reserve = self._blocks.num_groups * len(self._running) if request.was_preempted else 0
+        end = min(match.num_tokens + decision.budget, len(tokens))
+        used = self._blocks.start(request.blocks, match, end, reserve)
+        if used is None:
+            return False
+        request.num_computed = used.num_tokens
+        decision.add(request, min(decision.budget, end - used.num_tokens), tuple(map(tuple, request.blocks.tables)))
+        decision.new.append(
+            NewRequest(request.request_id, tuple(tokens), request.prompt_len, request.sampling, used.num_tokens)
+        )
+        self.prefix_cache.queried += len(tokens)
+        self.prefix_cache.found += used.num_tokens
+        return True
 
     def _advance(self, scheduled: dict[str, int]) -> tuple[TrackedRequest, ...]:
         """Count the scheduled tokens and return the requests that will draw one."""
@@ -203,24 +248,16 @@ class Scheduler:
                 drawing.append(request)
         return tuple(drawing)
 
-    def _allocate_with_preemption(
-        self, request: TrackedRequest, end: int, scheduled: dict[str, int]
-    ) -> tuple[int, ...] | None:
-        """Blocks so that positions below ``end`` have slots; None if the request itself had to give way."""
-        needed = self._blocks_for(end) - len(request.blocks)
-        while needed > self._pool.num_free:
+    def _make_room(self, request: TrackedRequest, needed: int, decision: _Decision) -> bool:
+        """Preempt until so many blocks are free; False if the request itself had to give way."""
+        while needed > self._blocks.pool.num_free:
             victim = self._running[-1]
-            # Requests are visited oldest first, so a younger victim is not in this step yet.
-            assert victim.request_id not in scheduled
+            # Requests are visited in the order of service, so a later victim is not in this step yet.
+            assert victim.request_id not in decision.scheduled
             self.preempt(victim.request_id)
             if victim is request:
-                return None
-        blocks = self._pool.allocate(max(needed, 0))
-        request.blocks.extend(blocks)
-        return blocks
-
-    def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self._config.block_size)
+                return False
+        return True
 
     def _has_all_draws(self, request: TrackedRequest) -> bool:
         """Whether every token that the request may generate has been drawn or is in flight."""
@@ -243,8 +280,7 @@ class Scheduler:
             self._waiting.remove(request)
 
     def _release_blocks(self, request: TrackedRequest) -> None:
-        self._pool.free(request.blocks)
-        request.blocks = []
+        request.blocks = self._blocks.release(request.blocks, request.token_ids, request.num_computed)
 
     def _check_prompt(self, request_id: str, prompt_len: int, sampling: SamplingParams) -> None:
         if request_id in self.requests:
@@ -269,10 +305,15 @@ class Scheduler:
                 f"at most {self._config.max_model_len - 1} prompt tokens, or a larger max_model_len",
             )
         longest = min(prompt_len + sampling.max_tokens, self._config.max_model_len)
-        if self._blocks_for(longest) > self._pool.capacity:
+        needed = self._blocks.most_blocks(longest, self._config.max_num_batched_tokens)
+        if needed > self._blocks.pool.capacity:
             raise RequestError(
                 f"request {request_id!r} with up to {longest} tokens",
-                f"it needs {self._blocks_for(longest)} KV blocks and the pool has {self._pool.capacity}",
+                f"it needs {needed} KV blocks and the pool has {self._blocks.pool.capacity}",
                 "alone in the pool it would preempt itself for ever",
-                f"num_kv_blocks={self._blocks_for(longest) + 1} or more, or a smaller max_tokens",
+                f"num_kv_blocks={needed + 1} or more, or a smaller max_tokens",
             )
+
+
+def _turn(request: TrackedRequest) -> tuple[int, int]:
+    return request.turn

@@ -1,15 +1,17 @@
 """From the host to the device without a race: a pinned ring, one packed upload per step, staged table writes.
 
-Two rules make this safe by construction. A pinned slot carries the event of its last reader; a slot still in
-flight is neither rewritten nor waited for, the ring grows instead. And nothing else on the host is ever read by
-the device: the persistent host state is ordinary memory, copied into a slot as a snapshot.
+Two rules make this safe by construction. A pinned slot carries the event of its last reader, be it a copy or a kernel
+that reads the slot in place; a slot still in flight is neither rewritten nor waited for, the ring grows instead. And
+nothing else on the host is ever read by the device, but for prompts (:mod:`.prompt_rows`), to which the same rule
+applies: the persistent host state is ordinary memory, copied into a slot as a snapshot.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -26,6 +28,10 @@ logger = logging.getLogger(__name__)
 ALIGNMENT = 16
 SEGMENT_BLOCK = 1024
 SMALLEST_SLOT = 4096
+WORD = 4
+ALIGNED_WORDS = ALIGNMENT // WORD
+#: First word of the target, and int32 [words].
+Segment = tuple[int, NDArray[np.int32]]
 
 
 @dataclass
@@ -36,10 +42,18 @@ class _Slot:
     last_reader: Event = field(default_factory=PassedEvent)
 
 
+class _NotRead(PassedEvent):
+    """The event of a slot whose last reader has not been enqueued yet."""
+
+    def query(self) -> bool:
+        """Never passed."""
+        return False
+
+
 class PinnedRing:
     """Pinned slots, each reused only after its last reader has passed.
 
-    Owner: the host. Readers: copies on the main stream.
+    Owner: the host. Readers: copies and kernels on the main stream.
     """
 
     def __init__(self, device: Device) -> None:
@@ -67,10 +81,22 @@ class PinnedRing:
         slot.last_reader = self._device.record_event()
         return target
 
+    def place(self, payload: NDArray[np.uint8]) -> Lease:
+        """Copy bytes to a free slot, where kernels may read them in place until the lease ends, without waiting.
+
+        Args:
+            payload: uint8 [bytes]; may be modified as soon as the call returns.
+        """
+        slot = self._free_slot(len(payload))
+        slot.memory.numpy()[: len(payload)] = payload
+        slot.last_reader = _NotRead()
+        return Lease(slot.memory[: len(payload)], slot, self._device)
+
     def _free_slot(self, size: int) -> _Slot:
         for slot in self._slots:
             if slot.last_reader.query():
                 if slot.memory.numel() < size:
+                    logger.info("a pinned slot grew from %d bytes to hold %d", slot.memory.numel(), size)
                     slot.memory = self._allocate(size)
                 return slot
         self._slots.append(_Slot(self._allocate(size)))
@@ -83,15 +109,38 @@ class PinnedRing:
         return self._device.pinned_empty(rounded, torch.uint8)
 
 
-class PackedUpload:
-    """Collects the arrays of one step and sends them in one copy.
+@dataclass(frozen=True)
+class Lease:
+    """A slot that kernels read in place.
 
-    Usage: ``add`` every array, ``send`` once, then ``view`` each of them on the device.
+    Attributes:
+        memory: uint8 [bytes], pinned.
     """
 
-    def __init__(self) -> None:
+    memory: Tensor
+    _slot: _Slot
+    _device: Device
+
+    def end(self) -> None:
+        """The last kernel that reads the slot is enqueued; behind it the slot is free."""
+        self._slot.last_reader = self._device.record_event()
+
+
+class PackedUpload:
+    """Collects the arrays of one step and sends them in one copy, or hands them to kernels where they are.
+
+    Usage: ``add`` every array, ``send`` once, ``view`` each of them, ``end`` once no further kernel will read a view.
+
+    Args:
+        in_place: leave the arrays in the pinned slot. Kernels then read host memory over the bus, which pays for what
+            is read once.
+    """
+
+    def __init__(self, *, in_place: bool = False) -> None:
         self._parts: list[tuple[int, NDArray[np.generic]]] = []
         self._size = 0
+        self._in_place = in_place
+        self._lease: Lease | None = None
         self._on_device: Tensor | None = None
 
     def add(self, array: NDArray[np.generic]) -> int:
@@ -101,16 +150,25 @@ class PackedUpload:
         return len(self._parts) - 1
 
     def send(self, ring: PinnedRing) -> None:
-        """Pack all arrays and upload them; an empty collection sends nothing."""
+        """Pack all arrays and upload them, or place them in a slot; an empty collection sends nothing."""
         if self._size == 0:
             return
         packed = np.zeros(self._size, dtype=np.uint8)
         for offset, array in self._parts:
             packed[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
-        self._on_device = ring.upload(packed)
+        if self._in_place:
+            self._lease = ring.place(packed)
+            self._on_device = self._lease.memory
+        else:
+            self._on_device = ring.upload(packed)
+
+    def end(self) -> None:
+        """All readers are enqueued; a slot that is read in place is free behind them."""
+        if self._lease is not None:
+            self._lease.end()
 
     def view(self, ticket: int) -> Tensor:
-        """The uploaded array of a ticket, flat, on the device."""
+        """The array of a ticket, flat, where kernels can read it."""
         offset, array = self._parts[ticket]
         dtype = torch.from_numpy(array).dtype
         if self._on_device is None:
@@ -123,19 +181,34 @@ class StagedWriteTensor:
     """A device table that the host changes only through compact diffs.
 
     ``stage_write`` collects ragged row segments in ordinary memory; ``pack`` adds them to the step's upload;
-    ``apply`` launches one kernel that scatters them. Later work on the same stream sees the new values.
+    ``apply`` launches one kernel that scatters them. Later work on the same stream sees the new values. Several tables
+    that are always flushed together belong into one :class:`StagedTables`.
 
     Attributes:
         gpu: [rows, columns], zero at start. Written by ``apply`` and by kernels, on the main stream.
     """
 
-    def __init__(self, rows: int, columns: int, dtype: torch.dtype, device: Device, name: str) -> None:
-        self.gpu = torch.zeros(rows, columns, dtype=dtype, device=device.torch_device)
+    def __init__(
+        self,
+        rows: int,
+        columns: int,
+        dtype: torch.dtype,
+        device: Device,
+        name: str,
+        words: Tensor | None = None,
+    ) -> None:
+        """Make the table.
+
+        Args:
+            words: int32, memory for it, dense and zero; by default its own.
+        """
+        if words is None:
+            words = torch.zeros(words_of(rows, columns, dtype), dtype=torch.int32, device=device.torch_device)
+        self.gpu = words.view(dtype).view(rows, columns)
         self.name = name
+        self._writer = _WordWriter()
         self._numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
         self._staged: dict[int, list[tuple[int, NDArray[np.generic]]]] = {}
-        self._tickets: tuple[int, int, int, int] | None = None
-        self._num_segments = 0
 
     def stage_write(self, row: int, start: int, values: Sequence[int] | Sequence[float]) -> None:
         """Plan ``gpu[row, start : start + len(values)] = values`` for the next flush; the last write to a place wins.
@@ -154,35 +227,96 @@ class StagedWriteTensor:
         if len(values):
             self._staged.setdefault(row, []).append((start, np.asarray(values, dtype=self._numpy_dtype)))
 
+    def take_segments(self, first_word: int = 0) -> list[Segment]:
+        """The staged writes, free of overlaps, as words of memory in which the table begins at ``first_word``."""
+        columns, width = self.gpu.shape[1], self._numpy_dtype.itemsize // WORD
+        segments = [
+            (first_word + (row * columns + start) * width, values.view(np.int32))
+            for row, staged in self._staged.items()
+            for start, values in _without_overlap(staged)
+        ]
+        self._staged.clear()
+        return segments
+
     def pack(self, upload: PackedUpload) -> None:
         """Move the staged writes into the upload, free of overlaps."""
-        segments = [(row, *segment) for row, staged in self._staged.items() for segment in _without_overlap(staged)]
-        self._staged.clear()
-        self._num_segments = len(segments)
-        if not segments:
-            self._tickets = None
-            return
-        rows, starts, values = zip(*segments, strict=True)
-        offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
-        arrays = (np.array(rows, np.int32), np.array(starts, np.int32), offsets, np.concatenate(values))
-        self._tickets = tuple(upload.add(array) for array in arrays)  # type: ignore[assignment]
-
-    def apply(self, upload: PackedUpload) -> None:
-        """Scatter the packed writes; enqueues one launch, or none if nothing was staged."""
-        if self._tickets is None:
-            return
-        rows, starts, offsets, values = (upload.view(ticket) for ticket in self._tickets)
-        apply_staged_writes[(self._num_segments,)](
-            self.gpu, self.gpu.stride(0), rows, starts, offsets, values, BLOCK=SEGMENT_BLOCK
-        )
-        self._tickets = None
+        self._writer.pack(upload, self.take_segments())
 
     def warm_up(self) -> None:
         """Load the kernel of ``apply``: a launch over no segment, which touches nothing."""
-        nothing = torch.empty(0, dtype=torch.int32, device=self.gpu.device)
-        apply_staged_writes[(0,)](
-            self.gpu, self.gpu.stride(0), nothing, nothing, nothing, nothing.to(self.gpu.dtype), BLOCK=SEGMENT_BLOCK
-        )
+        self._writer.warm_up(self.gpu.view(torch.int32))
+
+    def apply(self, upload: PackedUpload) -> None:
+        """Scatter the packed writes; enqueues one launch, or none if nothing was staged."""
+        self._writer.apply(upload, self.gpu.view(torch.int32))
+
+
+class StagedTables:
+    """Several staged tables in one piece of device memory: one launch flushes them all, whatever their types."""
+
+    def __init__(self, device: Device, shapes: Mapping[str, tuple[int, int, torch.dtype]]) -> None:
+        """Make the tables.
+
+        Args:
+            shapes: rows, columns and type of each table, by name.
+        """
+        sizes = [words_of(*shape) for shape in shapes.values()]
+        self._starts = [0, *accumulate(-(-size // ALIGNED_WORDS) * ALIGNED_WORDS for size in sizes)]
+        self._words = torch.zeros(self._starts[-1], dtype=torch.int32, device=device.torch_device)
+        self._writer = _WordWriter()
+        self._tables = {
+            name: StagedWriteTensor(*shape, device, name, self._words[start : start + size])
+            for (name, shape), start, size in zip(shapes.items(), self._starts, sizes, strict=False)
+        }
+
+    def __getitem__(self, name: str) -> StagedWriteTensor:
+        """A table by its name."""
+        return self._tables[name]
+
+    def pack(self, upload: PackedUpload) -> None:
+        """Move the staged writes of all tables into the upload."""
+        pairs = zip(self._tables.values(), self._starts, strict=False)
+        self._writer.pack(upload, [segment for table, start in pairs for segment in table.take_segments(start)])
+
+    def warm_up(self) -> None:
+        """Load the kernel of ``apply``; nothing changes."""
+        self._writer.warm_up(self._words)
+
+    def apply(self, upload: PackedUpload) -> None:
+        """Scatter the packed writes of all tables; enqueues one launch, or none if nothing was staged."""
+        self._writer.apply(upload, self._words)
+
+
+def words_of(rows: int, columns: int, dtype: torch.dtype) -> int:
+    """Words that a table of a 4- or 8-byte type takes."""
+    return rows * columns * (dtype.itemsize // WORD)
+
+
+class _WordWriter:
+    """Scatters segments of 32-bit words into device memory: types do not matter to a copy."""
+
+    def __init__(self) -> None:
+        self._tickets: tuple[int, int, int] | None = None
+        self._num_segments = 0
+
+    def pack(self, upload: PackedUpload, segments: list[Segment]) -> None:
+        self._num_segments = len(segments)
+        self._tickets = None
+        if segments:
+            targets, values = zip(*segments, strict=True)
+            offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
+            first, second = upload.add(np.array(targets, np.int64)), upload.add(offsets)
+            self._tickets = first, second, upload.add(np.concatenate(values))
+
+    def warm_up(self, words: Tensor) -> None:
+        nothing = torch.empty(0, dtype=torch.int32, device=words.device)
+        apply_staged_writes[(0,)](words, nothing.long(), nothing, nothing, BLOCK=SEGMENT_BLOCK)
+
+    def apply(self, upload: PackedUpload, words: Tensor) -> None:
+        if self._tickets is not None:
+            targets, offsets, values = (upload.view(ticket) for ticket in self._tickets)
+            apply_staged_writes[(self._num_segments,)](words, targets, offsets, values, BLOCK=SEGMENT_BLOCK)
+            self._tickets = None
 
 
 def _without_overlap(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from .api import NewRequest, Step
+from .block_check import BlockCheck
 from .config import NULL_BLOCK, RunnerConfig
 from .errors import StepError
 from .kv_groups import FULL_ATTENTION, blocks_below_window
@@ -26,7 +26,7 @@ class StepChecker:
         computed: Mapping[str, int],
         total: Mapping[str, int],
         num_blocks: Mapping[str, Sequence[int]],
-        owners: Mapping[int, str],
+        holders: Mapping[int, Set[str]],
     ) -> Step:
         """Raise if the step breaks a rule.
 
@@ -35,7 +35,7 @@ class StepChecker:
             computed: tokens computed so far of every live request, as the host counts them.
             total: tokens known of every live request, those drawn but not downloaded included.
             num_blocks: length of every live request's block table, for each KV group.
-            owners: the live request that holds each KV block in use.
+            holders: the live requests that hold each KV block in use.
 
         Returns:
             the step in plain Python values.
@@ -46,18 +46,21 @@ class StepChecker:
         step = plain_step(step)
         leaving = (*step.finished, *step.preempted)
         self._require_live(leaving, computed)
-        staying = set(computed) - set(leaving)
-        self._check_new(step.new, staying)
-        live = staying | {request.request_id for request in step.new}
+        entering = {request.request_id for request in step.new}
+        staying = set(computed) - set(leaving) - entering
+        self._check_new(step.new)
+        live = staying | entering
         self._require_live(step.scheduled, live)
         self._require_live(step.new_blocks, live)
         self._check_capacity(step, live)
         computed = {**computed, **{request.request_id: request.num_computed_tokens for request in step.new}}
         held = {name: num_blocks[name] if name in staying else (0,) * len(self._windows) for name in live}
+        blocks = BlockCheck(holders, staying, computed, self._config.block_size)
         for name, groups in step.new_blocks.items():
             self._check_blocks(name, groups, held[name], computed[name])
-            held[name] = [count + len(blocks) for count, blocks in zip(held[name], groups, strict=True)]
-        self._check_owners(step.new_blocks, staying, owners)
+            blocks.give(name, groups, held[name])
+            held[name] = [count + len(added) for count, added in zip(held[name], groups, strict=True)]
+        blocks.check_copies(step, self._config.num_kv_blocks - 1)
         total = {**total, **{request.request_id: len(request.token_ids) for request in step.new}}
         for name, count in step.scheduled.items():
             self._check_span(name, count, computed[name], total[name], min(held[name]))
@@ -77,15 +80,15 @@ class StepChecker:
                 )
             seen.add(name)
 
-    def _check_new(self, new: Iterable[NewRequest], staying: set[str]) -> None:
-        seen = set(staying)
+    def _check_new(self, new: Iterable[NewRequest]) -> None:
+        seen: set[str] = set()
         for request in new:
             if request.request_id in seen:
                 raise StepError(
                     f"new request {request.request_id!r}",
-                    "its id is in use",
+                    "it comes twice in one step",
                     "two rows with one name cannot be told apart in later steps",
-                    "finish or preempt the old request in the same step, or choose another id",
+                    "another id for one of them",
                 )
             seen.add(request.request_id)
             self._check_tokens(request)
@@ -152,27 +155,6 @@ class StepChecker:
                 "tables and buffers have a fixed size, and this runner does not speculate",
                 "a smaller step, or larger max_num_reqs and max_num_batched_tokens",
             )
-
-    def _check_owners(
-        self, new_blocks: Mapping[str, tuple[tuple[int, ...], ...]], staying: set[str], owners: Mapping[int, str]
-    ) -> None:
-        """Check that each new block is free.
-
-        Prefix caching will share full blocks among requests on purpose; it must relax this rule for them, and only
-        for them: in a block that is still written to, one request overwrites the keys of the other.
-        """
-        taken: dict[int, str] = {}
-        for name, groups in new_blocks.items():
-            for block in filter(None, chain(*groups)):
-                owner = taken.get(block) or owners.get(block)
-                if block in taken or owner in staying:
-                    raise StepError(
-                        f"new block {block} of request {name!r}",
-                        f"it belongs to request {owner!r}, and a block has one owner",
-                        "its slots would be written twice, and attention would read the wrong keys",
-                        "a free block; those of requests that leave in this step are free",
-                    )
-                taken[block] = name
 
     def _check_blocks(self, name: str, groups: tuple[tuple[int, ...], ...], held: Sequence[int], computed: int) -> None:
         count, last, columns = len(self._windows), self._config.num_kv_blocks - 1, self._config.max_blocks_per_request

@@ -57,12 +57,21 @@ _TABLES = f"{_BUILDER}.block_tables"
 TABLE = (
     Entry("ModelRunner._model.*", "weights, rotary table", "as the model's", DEVICE, "runner", (CONSTANT,), MAIN),
     Entry(
-        "ModelRunner._states._counters.gpu", "`num_computed`, `total_len`, `last_sampled`", "[3, R] i32",
+        "ModelRunner._states._counters.gpu",
+        "`num_computed`, `total_len`, `last_sampled`, `in_place`, generations", "[5, R] i32",
         DEVICE, "request", (_STAGED, "post_update"), MAIN,
     ),
     Entry(
         "ModelRunner._states._token_ids.gpu", "`token_ids`", "[R, L] i32",
-        DEVICE, "request; stale beyond `total_len`", (_STAGED, "post_update"), MAIN,
+        DEVICE, "request; stale beyond `total_len`, and where a prompt is read in place", (_STAGED, "post_update"), MAIN,
+    ),
+    Entry(
+        "ModelRunner._states._tables._words", "the two tables above: one memory, one flush", "[words] i32",
+        DEVICE, "request", (_STAGED, "post_update"), MAIN,
+    ),
+    Entry(
+        "ModelRunner._states._prompts.memory", "prompts that are read in place", "[R, L] i32",
+        PINNED, "until the event of the row's last reader", ("the host",), HOST,
     ),
     Entry(
         "ModelRunner._sampler.tables.*.gpu", "sampling parameters", "[R, ...] i32, f32, i64",
@@ -123,7 +132,8 @@ TABLE = (
     ),
     Entry(
         "ModelRunner._attention.cache", "keys and values", "[layers a group, 2, slots, KV heads, D]",
-        DEVICE, "a block's owner", ("index_copy_", "write_keys_and_values"), MAIN,
+        DEVICE, "a block's holders",
+        ("copy_blocks", "fill_blocks", "index_copy_", "write_keys_and_values"), MAIN,
     ),
     Entry(
         "ModelRunner._attention._slots", "slots of the reference attention; block 0 for padding", "[G, T'] i64",

@@ -10,7 +10,7 @@ from .source import Mutation
 
 _BUILT = "        self.batch = self._builder.build(layout, self._states, upload)\n"
 _DRAWN = "        sampled = self._sample(self.batch, hidden)\n"
-_LEAVES = "            for block in blocks:\n                del self._owners[block]\n"
+_LEAVES = "        del self._computed[request_id], self._total[request_id], self._prefill_len[request_id]\n"
 
 WAITING = (
     Mutation(
@@ -67,7 +67,7 @@ WAITING = (
         "device_synchronise",
         "model_runner.py",
         _LEAVES,
-        "            self._device.synchronize()\n" + _LEAVES,
+        "        self._device.synchronize()\n" + _LEAVES,
         "the whole device is waited for when a request leaves",
     ),
     Mutation(
@@ -97,8 +97,8 @@ WAITING = (
     Mutation(
         "cache_emptied",
         "model_runner.py",
-        "            blocks = self._builder.block_tables.clear(row)\n",
-        "            blocks = self._builder.block_tables.clear(row)\n            torch.cuda.empty_cache()\n",
+        "        blocks = self._builder.block_tables.clear(row)\n",
+        "        blocks = self._builder.block_tables.clear(row)\n        torch.cuda.empty_cache()\n",
         "cached memory is given back to the driver when a request leaves",
     ),
 )

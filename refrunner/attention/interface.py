@@ -33,6 +33,10 @@ class AttentionBackend(Protocol):
         """
         ...
 
-    def poison_blocks(self, blocks: list[int]) -> None:
-        """Overwrite the contents of freed blocks with NaN; for verification only."""
+    def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy whole blocks, int32 [n] each on the device, in all layers; no block is on both sides."""
+        ...
+
+    def fill_blocks(self, blocks: Tensor, value: float) -> None:
+        """Overwrite whole blocks, int32 [n] on the device, in all layers."""
         ...

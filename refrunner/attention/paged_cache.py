@@ -7,8 +7,11 @@ from torch import Tensor
 
 from ..config import NULL_BLOCK, RunnerConfig
 from ..device import Device
+from ..kernels.kv_blocks import copy_blocks, fill_blocks
 from ..kv_groups import KVGroups
 from ..models.config import LlamaConfig
+
+COPY_LANES = 1024
 
 
 class PagedCache:
@@ -34,7 +37,18 @@ class PagedCache:
         """Keys and values of a layer, [2, slots, kv_heads, head_dim]."""
         return self.cache[self._groups.index_in_group[layer]]
 
-    def poison_blocks(self, blocks: list[int]) -> None:
-        """Fill freed blocks with NaN; enqueued on the main stream."""
-        for block in blocks:
-            self.cache[:, :, block * self._block_size : (block + 1) * self._block_size].fill_(float("nan"))
+    def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
+        """See :class:`~.interface.AttentionBackend`; one launch on the main stream."""
+        layers, elements = self._layout()
+        copy_blocks[(len(sources), layers)](
+            self.cache, self.cache.stride(1), elements, sources, targets, BLOCK=COPY_LANES
+        )
+
+    def fill_blocks(self, blocks: Tensor, value: float) -> None:
+        """See :class:`~.interface.AttentionBackend`; one launch on the main stream."""
+        layers, elements = self._layout()
+        fill_blocks[(len(blocks), layers)](self.cache, self.cache.stride(1), elements, blocks, value, BLOCK=COPY_LANES)
+
+    def _layout(self) -> tuple[int, int]:
+        """Layers times two, for keys and values, and elements of one block in one of them."""
+        return self.cache.shape[0] * 2, self._block_size * self.cache.stride(2)

@@ -51,15 +51,17 @@ def gather_input_ids(
     last_sampled_ptr,  # [R] int32
     token_ids_ptr,  # [R, L] int32
     token_ids_stride,
+    prompts_ptr,  # [R, L] int32, strides of token_ids; perhaps in pinned host memory
+    in_place_ptr,  # [R] int32
     input_ids_ptr,  # [T] int32, out
     max_model_len,
     BLOCK: tl.constexpr,
 ) -> None:
     """Token of every lane.
 
-    The newest token of a sequence comes from ``last_sampled``, all earlier ones from the token table. It has one
-    home, whoever wrote it: the host (request added or resumed) or the sampler of the previous step, whose result
-    the host does not know yet.
+    The first ``in_place`` tokens of a row are read from ``prompts``, later ones from the token table. The newest token
+    of a sequence comes from ``last_sampled``. It has one home, whoever wrote it: the host (request added or resumed)
+    or the sampler of the previous step, whose result the host does not know yet.
     """
     request = tl.program_id(0)
     row = tl.load(rows_ptr + request).to(tl.int64)
@@ -67,12 +69,16 @@ def gather_input_ids(
     length = tl.load(query_start_loc_ptr + request + 1) - start
     computed = tl.load(num_computed_ptr + row)
     newest = tl.load(total_len_ptr + row) - 1
+    in_place = tl.load(in_place_ptr + row)
     newest_token = tl.load(last_sampled_ptr + row)
     for done in range(0, length, BLOCK):
         lane = done + tl.arange(0, BLOCK)
         position = computed + lane
         known = (lane < length) & (position < max_model_len)
-        token = tl.load(token_ids_ptr + row * token_ids_stride + position, mask=known, other=0)
+        in_prompt = known & (position < in_place)
+        at = row * token_ids_stride + position
+        token = tl.load(token_ids_ptr + at, mask=known & (position >= in_place), other=0)
+        token = tl.where(in_prompt, tl.load(prompts_ptr + at, mask=in_prompt, other=0), token)
         token = tl.where(position == newest, newest_token, token)
         tl.store(input_ids_ptr + start + lane, token, mask=lane < length)
 

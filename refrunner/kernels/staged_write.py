@@ -1,4 +1,4 @@
-"""Scatter of staged writes: the compact diff of a step goes into a large device table."""
+"""Scatter of staged writes: the compact diff of a step goes into large device tables."""
 
 import triton.language as tl
 
@@ -7,23 +7,20 @@ from .launch import kernel
 
 @kernel
 def apply_staged_writes(
-    table_ptr,  # [rows, columns], any 4- or 8-byte type
-    row_stride,
-    rows_ptr,  # [writes] int32
-    starts_ptr,  # [writes] int32
-    offsets_ptr,  # [writes + 1] int32, prefix sums of the lengths
-    values_ptr,  # [offsets[-1]], type of the table
+    table_ptr,  # [words] int32, out; one table or several, of any types
+    targets_ptr,  # [writes] int64, first word of each segment
+    offsets_ptr,  # [writes + 1] int32, prefix sums of the segments' lengths in words
+    values_ptr,  # [offsets[-1]] int32
     BLOCK: tl.constexpr,
 ) -> None:
-    """Program i copies segment i of ``values`` to ``table[rows[i], starts[i]:]``.
+    """Program i copies segment i of ``values`` to ``table[targets[i]:]``. All but the table may be pinned host memory.
 
     Segments must not overlap: programs run in no particular order, so the host resolves conflicts before.
     """
     write = tl.program_id(0)
     begin = tl.load(offsets_ptr + write)
     length = tl.load(offsets_ptr + write + 1) - begin
-    row = tl.load(rows_ptr + write).to(tl.int64)
-    target_ptr = table_ptr + row * row_stride + tl.load(starts_ptr + write)
+    target_ptr = table_ptr + tl.load(targets_ptr + write)
     for done in range(0, length, BLOCK):
         lane = done + tl.arange(0, BLOCK)
         value = tl.load(values_ptr + begin + lane, mask=lane < length)

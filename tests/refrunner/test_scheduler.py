@@ -44,7 +44,7 @@ class PlainRunner:
             {name: row.computed for name, row in self.rows.items()},
             {name: row.tokens for name, row in self.rows.items()},
             {name: (len(row.blocks),) for name, row in self.rows.items()},
-            {block: name for name, row in self.rows.items() for block in row.blocks},
+            {block: {name} for name, row in self.rows.items() for block in row.blocks},
         )
         for name in (*step.finished, *step.preempted):
             del self.rows[name]
@@ -176,7 +176,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.outputs_so_far_are_right()
         assert all(self.loop.reason(name) for name in self.asked)
         assert self.loop.runner.rows == {}
-        assert self.loop.scheduler._pool.num_free == self.loop.scheduler._pool.capacity
+        assert self.loop.scheduler._blocks.pool.num_free == self.loop.scheduler._blocks.pool.capacity
         assert all(request.in_flight == 0 for request in self.loop.scheduler.requests.values())
 
 
@@ -307,7 +307,7 @@ def test_abort_at_any_moment(moment):
     assert loop.output("r0") == (() if moment != "finished" else expected_output(CONFIG, "r0", 12, 3)[0])
     assert loop.output("r1") == expected_output(CONFIG, "r1", 2, 3)[0]
     assert loop.runner.rows == {}
-    assert loop.scheduler._pool.num_free == loop.scheduler._pool.capacity
+    assert loop.scheduler._blocks.pool.num_free == loop.scheduler._blocks.pool.capacity
 
 
 def test_abort_and_preempt_of_unknown_requests_do_nothing():

@@ -38,7 +38,7 @@ def blocks(*ids):
 COMPUTED = {"a": 6, "b": 4}
 TOTAL = {"a": 7, "b": 9}
 BLOCKS = {"a": (2,), "b": (1,)}
-OWNERS = {1: "a", 2: "a", 3: "b"}
+HOLDERS = {1: {"a"}, 2: {"a"}, 3: {"b"}}
 BEFORE = (
     Step(
         new=(new("a", 6), new("b", 9)),
@@ -59,8 +59,7 @@ REFUSED = {
     "preempted is unknown": Refused(Step(preempted=("x",)), "'x': it is not live"),
     "finished twice": Refused(Step(finished=("a", "a")), "'a': it is listed twice"),
     "finished and preempted": Refused(Step(finished=("a",), preempted=("a",)), "'a': it is listed twice"),
-    "new is live": Refused(Step(new=(new("a"),)), "new request 'a': its id is in use"),
-    "new twice": Refused(Step(new=(new("c"), new("c"))), "new request 'c': its id is in use"),
+    "new twice": Refused(Step(new=(new("c"), new("c"))), "new request 'c': it comes twice"),
     "new without tokens": Refused(Step(new=(new("c", 0),)), "'c' with 0 tokens"),
     "new longer than a row": Refused(Step(new=(new("c", 49),)), "'c' with 49 tokens"),
     "no prompt": Refused(Step(new=(new("c", prompt_len=0),)), "prompt_len=0"),
@@ -119,6 +118,48 @@ REFUSED = {
     "freed block given out twice": Refused(
         Step(finished=("a",), new=(new("c"),), new_blocks={"b": blocks(1), "c": blocks(1)}), "new block 1"
     ),
+    "a block that is not full is shared": Refused(
+        Step(new=(new("c", 9, computed=8),), new_blocks={"c": blocks(1, 2)}), "new block 2 of request 'c'.*request 'a'"
+    ),
+    "a full block is shared to write in": Refused(
+        Step(new=(new("c", computed=3),), new_blocks={"c": blocks(1)}), "new block 1 of request 'c'.*request 'a'"
+    ),
+    "a block is shared with one that gets it to write in": Refused(
+        Step(
+            finished=("b",),
+            new=(new("c"), new("d", computed=4)),
+            new_blocks={"c": blocks(7), "d": blocks(7)},
+        ),
+        "new block 7 of request 'd'.*request 'c'",
+    ),
+    "a shared block is given to write in": Refused(
+        Step(
+            finished=("b",),
+            new=(new("c"), new("d", computed=4)),
+            new_blocks={"d": blocks(7), "c": blocks(7)},
+        ),
+        "new block 7 of request 'c'.*request 'd'",
+    ),
+    "replaced, and its old blocks go to another": Refused(
+        Step(new=(new("a", 6), new("c")), new_blocks={"a": blocks(1, 2), "c": blocks(1, 7)}),
+        "new block 1 of request 'c'.*request 'a'",
+    ),
+    "copy into a shared block": Refused(
+        Step(new=(new("c", computed=4),), new_blocks={"c": blocks(7)}, block_copies=((1, 7),)), "block 1 to block 7"
+    ),
+    "copy into a block that nobody gets": Refused(Step(block_copies=((1, 7),)), "block 1 to block 7"),
+    "copy from a block of this step": Refused(
+        Step(new_blocks={"b": blocks(7, 8)}, block_copies=((7, 8),)), "block 7 to block 8"
+    ),
+    "two copies into one block": Refused(
+        Step(new_blocks={"b": blocks(7)}, block_copies=((1, 7), (2, 7))), "block 2 to block 7"
+    ),
+    "copy from the null block": Refused(
+        Step(new_blocks={"b": blocks(7)}, block_copies=((0, 7),)), "block 0 to block 7"
+    ),
+    "copy from beyond the pool": Refused(
+        Step(new_blocks={"b": blocks(7)}, block_copies=((25, 7),)), "block 25 to block 7"
+    ),
     "one bad among good": Refused(
         Step(
             finished=("a",),
@@ -164,6 +205,9 @@ WRONG_TYPES = {
     "block as a fraction": Refused(Step(new_blocks={"b": ((7.5,),)}), r"Step.new_blocks\['b'\]: 7.5"),
     "blocks without a group": Refused(Step(new_blocks={"b": (7,)}), r"Step.new_blocks\['b'\]: 7"),
     "blocks are None": Refused(Step(new_blocks={"b": None}), r"Step.new_blocks\['b'\]: None"),
+    "copies are None": Refused(Step(block_copies=None), "Step.block_copies: None"),
+    "a copy of three": Refused(Step(block_copies=((1, 2, 3),)), "a source and a target"),
+    "a copy of fractions": Refused(Step(block_copies=((1.5, 2),)), "Step.block_copies: 1.5"),
     "drafts are None": Refused(Step(drafts=None), "Step.drafts: None"),
     "wrong type behind good parts": Refused(
         Step(finished=("a",), new=(raw(),), scheduled={"b": 1.0}), r"Step.scheduled\['b'\]: 1.0"
@@ -194,11 +238,28 @@ ACCEPTED = {
     ),
     "lists": Step(new=[raw(token_ids=[1, 2])], scheduled={"c": 2}, new_blocks={"c": [[7]]}),
     "seeded": Step(new=(new("c", temperature=0.5, seed=0),)),
+    "a full block is shared": Step(new=(new("c", computed=4),), scheduled={"c": 1}, new_blocks={"c": blocks(1, 7)}),
+    "a full block is shared by two that enter": Step(
+        finished=("b",),
+        new=(new("c", computed=4), new("d", computed=4)),
+        scheduled={"c": 1, "d": 1},
+        new_blocks={"c": blocks(1, 7), "d": blocks(1, 8)},
+    ),
+    "a block that nobody holds is shared": Step(new=(new("c", computed=4),), new_blocks={"c": blocks(9)}),
+    "replaced, with the blocks of its former life": Step(
+        new=(new("a", 9, computed=6),), scheduled={"a": 3}, new_blocks={"a": blocks(1, 2, 8)}
+    ),
+    "replaced, with blocks of others that leave": Step(
+        finished=("b",), new=(new("a", 4),), scheduled={"a": 4}, new_blocks={"a": blocks(3)}
+    ),
+    "copied": Step(
+        new=(new("c", computed=2),), scheduled={"c": 3}, new_blocks={"c": blocks(7, 8)}, block_copies=((1, 7),)
+    ),
 }
 
 
 def check(step):
-    return StepChecker(CONFIG, VOCAB).check(step, COMPUTED, TOTAL, BLOCKS, OWNERS)
+    return StepChecker(CONFIG, VOCAB).check(step, COMPUTED, TOTAL, BLOCKS, HOLDERS)
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -237,7 +298,11 @@ def state_of(runner):
     written = (states._counters, states._token_ids, *sampling._all, tables._table)
     return {
         "rows": (dict(states.row_of), list(states.free_rows)),
-        "counts": (dict(runner._computed), dict(runner._total), dict(runner._owners)),
+        "counts": (
+            dict(runner._computed),
+            dict(runner._total),
+            {block: set(names) for block, names in runner._holders.of_block.items()},
+        ),
         "blocks": ({row: tables.blocks_of(row) for row in range(3)}, tables.num_blocks.tolist()),
         "staged": [dict(table._staged) for table in written],
         "device": [table.gpu.tolist() for table in written],
@@ -264,7 +329,7 @@ def test_an_accepted_step_runs(busy, case):
 
 
 def test_the_state_of_this_files_steps_is_the_runners(busy):
-    assert (busy._computed, busy._total, busy._owners) == (COMPUTED, TOTAL, OWNERS)
+    assert (busy._computed, busy._total, busy._holders.of_block) == (COMPUTED, TOTAL, HOLDERS)
     assert {
         name: tuple(busy._builder.block_tables.num_blocks[:, row]) for name, row in busy._states.row_of.items()
     } == BLOCKS
@@ -278,3 +343,41 @@ def test_a_refused_step_does_not_spoil_the_next(busy, make_runner):
             busy.execute(case.step)
     step = Step(scheduled={"a": 1, "b": 5}, new_blocks={"b": blocks(7, 8)})
     assert busy.execute(step).result() == undisturbed.execute(step).result()
+
+
+WINDOWS = (0, 6)
+WINDOWED = {
+    "both groups": (Step(new=(new("c", 9),), new_blocks={"c": ((5, 6), (7, 8))}), None),
+    "null below the window": (
+        Step(
+            new=(new("c", 20, computed=16),), scheduled={"c": 1}, new_blocks={"c": ((5, 6, 7, 8, 9), (0, 0, 3, 4, 10))}
+        ),
+        None,
+    ),
+    "null in the window": (
+        Step(new=(new("c", 20, computed=16),), new_blocks={"c": ((5, 6, 7, 8), (0, 0, 0, 4))}),
+        "new blocks",
+    ),
+    "null with full attention": (
+        Step(new=(new("c", 20, computed=16),), new_blocks={"c": ((0, 6, 7, 8), (0, 0, 3, 4))}),
+        "new blocks",
+    ),
+    "null for one that has computed nothing": (Step(new=(new("c", 9),), new_blocks={"c": ((5,), (0,))}), "new blocks"),
+    "one group of two": (Step(new=(new("c", 9),), new_blocks={"c": ((5,),)}), "here 2"),
+    "a block in both groups": (Step(new=(new("c", 9),), new_blocks={"c": ((5,), (5,))}), "new block 5"),
+    "one group is shorter": (
+        Step(new=(new("c", 9),), scheduled={"c": 8}, new_blocks={"c": ((5, 6), (7,))}),
+        "its 1 blocks hold 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WINDOWED)
+def test_blocks_of_several_groups(case):
+    step, words = WINDOWED[case]
+    checker = StepChecker(CONFIG, VOCAB, WINDOWS)
+    if words is None:
+        assert checker.check(step, {}, {}, {}, {}) == step
+    else:
+        with pytest.raises(StepError, match=words):
+            checker.check(step, {}, {}, {}, {})

@@ -25,6 +25,7 @@ CAPACITIES = {
 SETTINGS = {
     "triton": {"attention": "triton"},
     "torch": {"attention": "torch"},
+    "in place": {"attention": "triton", "prompt_tokens": "uva", "staged_writes": "in_place"},
     "full": {"attention": "triton", "graph_mode": "full", "graph_sizes": (1,)},
     "piecewise": {"attention": "triton", "graph_mode": "piecewise", "graph_sizes": (1,)},
 }
@@ -87,8 +88,10 @@ def observed(**settings):
         runner = ReferenceTarget().build({"model": "tiny", "device": "cuda", **CAPACITIES, **settings})._runner
         start = writers.now()
         request = NewRequest("a", (1, 2, 3), 3, EVERYTHING)
-        first = runner.execute(Step(new=(request,), scheduled={"a": 3}, new_blocks={"a": ((1,),)}))
-        second = runner.execute(Step(scheduled={"a": 1}))
+        plain = NewRequest("b", (4, 5), 2)
+        tables = {"a": ((1,),), "b": ((2,),)}
+        first = runner.execute(Step(new=(request, plain), scheduled={"a": 3, "b": 2}, new_blocks=tables))
+        second = runner.execute(Step(finished=("b",), scheduled={"a": 1}))
         second.result()
         buffers = {tensor.untyped_storage().data_ptr() for _, tensor in tensors_of(runner._builder)}
         for owner in (runner, first, second):

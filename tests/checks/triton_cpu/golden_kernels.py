@@ -462,7 +462,7 @@ RUNNER = {
     "prepare_positions": _runner_case(input_prep.prepare_positions, ("num_requests",), ("positions_ptr",), BLOCK=64),
     "gather_input_ids": _runner_case(input_prep.gather_input_ids, ("token_ids_stride", "max_model_len"), BLOCK=64),
     "post_update": _runner_case(input_prep.post_update, ("token_ids_stride", "max_model_len")),
-    "apply_staged_writes": _runner_case(staged_write.apply_staged_writes, ("row_stride",), BLOCK=64),
+    "apply_staged_writes": _runner_case(staged_write.apply_staged_writes, longs=("targets_ptr",), BLOCK=64),
 }
 
 

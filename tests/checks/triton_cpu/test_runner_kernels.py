@@ -118,8 +118,8 @@ def generate(device: str) -> None:
 
 
 KERNELS = {
-    "apply_staged_writes", "combine_blocks", "compute_slot_mapping", "gather_block_tables", "gather_input_ids",
-    "post_update", "prepare_positions", "sample_blocks",
+    "apply_staged_writes", "combine_blocks", "compute_slot_mapping", "fill_blocks", "gather_block_tables",
+    "gather_input_ids", "post_update", "prepare_positions", "sample_blocks",
 }  # fmt: skip
 
 
