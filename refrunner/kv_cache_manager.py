@@ -108,9 +108,9 @@ class KVCacheManager:
         return RequestBlocks(tuple([] for _ in self._windows), [0] * self.num_groups)
 
     def match(self, blocks: RequestBlocks, tokens: Sequence[int]) -> PrefixMatch:
-        """The longest prefix in the cache; at least one token remains to be computed."""
+        """The longest prefix of ``tokens`` in the cache; at least one token remains to be computed."""
         nothing = PrefixMatch(0, tuple(() for _ in self._windows))
-        if not self._caching:
+        if not self._caching or not tokens:
             return nothing
         self._name_blocks(blocks, tokens)
         full = self._known_blocks(blocks.contents[: (len(tokens) - 1) // self._block_size])

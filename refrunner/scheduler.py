@@ -222,7 +222,7 @@ class Scheduler:
     def _start(self, request: TrackedRequest, decision: _Decision) -> bool:
         """Give a waiting request its first blocks, those of a known prefix among them, if there is room."""
         tokens = request.token_ids
-        match = self._blocks.match(request.blocks, tokens)
+        match = self._blocks.match(request.blocks, () if _wants_every_prompt_token(request) else tokens)
         reserve = self._blocks.num_groups * len(self._running) if request.was_preempted else 0
         end = min(match.num_tokens + decision.budget, len(tokens))
         used = self._blocks.start(request.blocks, match, end, reserve)
@@ -317,3 +317,8 @@ class Scheduler:
 
 def _turn(request: TrackedRequest) -> tuple[int, int]:
     return request.turn
+
+
+def _wants_every_prompt_token(request: TrackedRequest) -> bool:
+    """Whether log-probabilities of the prompt are still to be reported, which needs its hidden states, not its keys."""
+    return request.sampling.prompt_logprobs is not None and len(request.token_ids) == request.prompt_len
