@@ -20,9 +20,7 @@ class Engine:
     calls and the tokens alone, never on how far the device is.
     """
 
-    def __init__(
-        self, runner: Runner, config: RunnerConfig, windows: Sequence[int] = (FULL_ATTENTION,)
-    ) -> None:
+    def __init__(self, runner: Runner, config: RunnerConfig, windows: Sequence[int] = (FULL_ATTENTION,)) -> None:
         """Take over a runner.
 
         Args:

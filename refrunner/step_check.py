@@ -109,13 +109,6 @@ class StepChecker:
                 "positions count from it, and the last token must be computed to draw the next one",
                 "num_computed_tokens=0 for a request whose keys and values are not in the cache",
             )
-        if request.num_computed_tokens and request.sampling.prompt_logprobs is not None and count == request.prompt_len:
-            raise StepError(
-                f"new request {request.request_id!r} with num_computed_tokens={request.num_computed_tokens}",
-                "its sampling asks for log-probabilities of the whole prompt",
-                "they come from the hidden states of all its tokens, of which the cache keeps none",
-                "num_computed_tokens=0, or SamplingParams without prompt_logprobs",
-            )
         outside = next((token for token in request.token_ids if not 0 <= token < self._vocab_size), None)
         if outside is not None:
             raise StepError(

@@ -63,7 +63,7 @@ TABLE = (
     ),
     Entry(
         "ModelRunner._states._token_ids.gpu", "`token_ids`", "[R, L] i32",
-        DEVICE, "request; stale beyond `total_len`, and where a prompt is read in place", (_STAGED, "post_update"), MAIN,
+        DEVICE, "request; stale beyond `total_len`, and below `in_place`", (_STAGED, "post_update"), MAIN,
     ),
     Entry(
         "ModelRunner._states._tables._words", "the two tables above: one memory, one flush", "[words] i32",

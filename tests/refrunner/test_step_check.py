@@ -77,9 +77,6 @@ REFUSED = {
     "draw without a seed": Refused(Step(new=(new("c", temperature=0.5),)), "'c' at temperature 0.5: it has no seed"),
     "computed below zero": Refused(Step(new=(new("c", computed=-1),)), "num_computed_tokens=-1"),
     "all computed": Refused(Step(new=(new("c", computed=5),)), "num_computed_tokens=5"),
-    "prompt logprobs of a cached prefix": Refused(
-        Step(new=(raw(sampling=SamplingParams(prompt_logprobs=1), num_computed_tokens=1),)), "whole prompt"
-    ),
     "too many live requests": Refused(
         Step(new=(new("c"), new("d")), scheduled={"c": 5}, new_blocks={"c": blocks(7, 8)}), "4 live requests"
     ),
