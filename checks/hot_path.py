@@ -10,14 +10,16 @@ imports nothing of ours. For those who prefer code there are a decorator and two
 
     with allow_sync("MRV101", "the finish check reads one flag", budget=1): ...
 
-All three cost next to nothing while nobody watches, and mean nothing to ``torch.compile``: they break no graph. Which
-region is entered belongs to the thread, and to the asyncio task; a thread or a task that is started in a hot path is
-not in it, unless it enters one itself.
+All three cost next to nothing while nobody watches, and mean nothing to ``torch.compile``: they break no graph, if they
+are made in the with-statement, for no context manager from outside can be traced. Which region is entered belongs to
+the thread, and to the asyncio task; a thread or a task that is started in a hot path is not in it, unless it enters one
+itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import inspect
 import sys
@@ -26,10 +28,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, Protocol, TypeVar, overload
 
+from .codes import CODES
 from .errors import CheckError
+
+#: Findings that say something of an allowance are allowed by nobody.
+_ALLOWED = tuple(code for code in CODES if code.startswith("MRV1") and code not in ("MRV121", "MRV122"))
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -68,12 +74,13 @@ class Allowance:
                 "a year from now nobody could tell an accepted wait from a forgotten one",
                 "a sentence: reason = 'the finish check reads one flag; see ticket 12'",
             )
-        if not isinstance(self.code, str) or not (self.code.startswith("MRV1") and self.code[3:].isdigit()):
+        if self.code not in _ALLOWED:
+            close = difflib.get_close_matches(str(self.code), _ALLOWED, n=2)
             raise HotPathError(
                 subject,
-                "its code must be one of MRV1xx",
+                f"its code must be one of MRV1xx: {', '.join(_ALLOWED)}",
                 "only waits can be allowed in a hot path; other findings go into a baseline",
-                "the code that the finding shows, for example code = 'MRV101'",
+                f"code = '{close[0] if close else 'MRV101'}', or whichever the finding shows",
             )
         if self.budget is not None and (type(self.budget) is not int or self.budget < 0):
             raise HotPathError(
@@ -189,9 +196,65 @@ def hot_path(name: Any) -> Any:
         name: what findings call it; of a decorated function by default its module and name.
 
     Raises:
-        HotPathError: a generator is decorated, which is left and entered again at every item.
+        HotPathError: what is decorated is no function, or a generator, which is left and entered again at every item;
+            or the name is empty.
     """
-    return in_hot_path(f"{name.__module__}:{name.__qualname__}", name) if callable(name) else Region(name)
+    if isinstance(name, str) and name.strip():
+        return Region(name)
+    return through(name, lambda function: in_hot_path(_named_after(function), function))
+
+
+def _named_after(function: Any) -> str:
+    """Module and name of what is decorated.
+
+    Raises:
+        HotPathError: it is no function.
+    """
+    _require_function("hot_path", function)
+    return f"{function.__module__}:{function.__qualname__}"
+
+
+def _require_function(decorator: str, function: Any) -> None:
+    if isinstance(function, type) or not callable(function) or not hasattr(function, "__qualname__"):
+        raise HotPathError(
+            f"{decorator} of {function!r}",
+            "it must be a function or a method, or a name that is not empty",
+            "other objects have no body that could be entered",
+            f"@{decorator} over a def, or with {decorator}(...): around some lines",
+        )
+
+
+def through(value: Any, wrap: Callable[[Any], Any]) -> Any:
+    """Wrap a function, also one behind a static method, a class method or a property, which stays what it is."""
+    if isinstance(value, staticmethod | classmethod):
+        return type(value)(wrap(value.__func__))
+    if isinstance(value, property):
+        return property(wrap(value.fget), value.fset, value.fdel, value.__doc__)
+    return wrap(value)
+
+
+def standing_in(wrapper: Any, function: Any) -> Any:
+    """A wrapper with all that a program may ask the function for, such as ``cache_clear`` of a cached one."""
+    if not isinstance(function, FunctionType):
+        for name in set(dir(function)) - set(dir(wrapper)):
+            if not name.startswith("__"):
+                setattr(wrapper, name, getattr(function, name))
+    return wrapper
+
+
+def refuse_generator(subject: str, function: Any, remedy: str) -> None:
+    """A generator is left at every item, so that its calls are no region.
+
+    Raises:
+        HotPathError: it is one.
+    """
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise HotPathError(
+            subject,
+            "it must be a function or a coroutine function, and it is a generator",
+            "a generator is left at every item, and its body does not run while it is called",
+            remedy,
+        )
 
 
 class Region:
@@ -202,7 +265,8 @@ class Region:
 
     def __call__(self, function: Function) -> Function:
         """Decorate a function."""
-        return in_hot_path(self._name, function)
+        _require_function("hot_path", getattr(function, "__func__", getattr(function, "fget", function)))
+        return through(function, lambda plain: in_hot_path(self._name, plain))  # type: ignore[no-any-return]
 
     def __enter__(self) -> None:
         if _watchers and not compiling():
@@ -229,13 +293,8 @@ def in_hot_path(name: str, function: Function) -> Function:
     Raises:
         HotPathError: it is a generator.
     """
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise HotPathError(
-            f"hot path {name}",
-            "it must be a function or a coroutine function, and it is a generator",
-            "a generator is left at every item, and what its caller does meanwhile would be judged too",
-            "with hot_path(...): around the part of its body that must not wait",
-        )
+    remedy = "with hot_path(...): around the part of its body that must not wait"
+    refuse_generator(f"hot path {name}", function, remedy)
     region = Region(name)
 
     @functools.wraps(function)
@@ -250,7 +309,8 @@ def in_hot_path(name: str, function: Function) -> Function:
         with region:
             return await function(*args, **kwargs)
 
-    return await_call if inspect.iscoroutinefunction(function) else call  # type: ignore[return-value]
+    wrapper = await_call if inspect.iscoroutinefunction(function) else call
+    return standing_in(wrapper, function)  # type: ignore[no-any-return]
 
 
 class allow_sync:  # noqa: N801 - used as a decorator and in with-statements
@@ -274,7 +334,17 @@ class allow_sync:  # noqa: N801 - used as a decorator and in with-statements
         self._allowance = Allowance(code, reason, site, owner, budget)
 
     def __call__(self, function: Function) -> Function:
-        """Decorate a function or coroutine function."""
+        """Decorate a function or coroutine function.
+
+        Raises:
+            HotPathError: it is a generator, or no function.
+        """
+        _require_function("allow_sync", getattr(function, "__func__", getattr(function, "fget", function)))
+        return through(function, self._allowing)  # type: ignore[no-any-return]
+
+    def _allowing(self, function: Any) -> Any:
+        remedy = "with allow_sync(...): around the part of its body that may wait"
+        refuse_generator(f"allowance of {self._allowance.code} for {function.__qualname__}", function, remedy)
 
         @functools.wraps(function)
         def allowed(*args: Any, **kwargs: Any) -> Any:
@@ -288,7 +358,7 @@ class allow_sync:  # noqa: N801 - used as a decorator and in with-statements
             with self:
                 return await function(*args, **kwargs)
 
-        return allowed_wait if inspect.iscoroutinefunction(function) else allowed  # type: ignore[return-value]
+        return standing_in(allowed_wait if inspect.iscoroutinefunction(function) else allowed, function)
 
     def __enter__(self) -> None:
         if not compiling():
@@ -297,8 +367,13 @@ class allow_sync:  # noqa: N801 - used as a decorator and in with-statements
                 watcher.allowing(self._allowance)
 
     def __exit__(self, *_: object) -> None:
-        if not compiling():
-            _allowed.set(_allowed.get()[:-1])
+        if compiling():
+            return
+        held = _allowed.get()
+        for index in reversed(range(len(held))):  # a generator may be over in the body of another allowance
+            if held[index][1] is self._allowance:
+                _allowed.set(held[:index] + held[index + 1 :])
+                break
 
 
 def compiling() -> bool:

@@ -12,6 +12,7 @@ next to nothing while nobody watches, and means nothing to ``torch.compile``.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -20,7 +21,7 @@ from types import CodeType
 from typing import Any, Protocol, TypeVar
 
 from .errors import CheckError
-from .hot_path import compiling
+from .hot_path import compiling, refuse_generator, standing_in, through
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -105,8 +106,8 @@ class memory_bound:  # noqa: N801 - used as a decorator and in with-statements
             self._bound = MemoryBound(name, bytes)
 
     def __call__(self, function: Function) -> Function:
-        """Decorate a function."""
-        return bounded(self._bound, function)
+        """Decorate a function or coroutine function."""
+        return through(function, lambda plain: bounded(self._bound, plain))  # type: ignore[no-any-return]
 
     def __enter__(self) -> None:
         if _meters and not compiling():
@@ -121,17 +122,36 @@ class memory_bound:  # noqa: N801 - used as a decorator and in with-statements
 
 
 def bounded(bound: MemoryBound, function: Function) -> Function:
-    """A function whose calls are a region."""
+    """A function whose calls are a region.
+
+    Raises:
+        HotPathError: it is a generator.
+    """
+    remedy = "with memory_bound(...): around the part of its body that has a bound"
+    refuse_generator(f"memory bound {bound.name}", function, remedy)
+    code = inspect.unwrap(function).__code__
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not _meters or compiling():
             return function(*args, **kwargs)
-        region = _meters[0].opened(bound, function.__code__)
+        region = _meters[0].opened(bound, code)
         try:
             return function(*args, **kwargs)
         finally:
             for meter in _meters:
                 meter.closed(region)
 
-    return call  # type: ignore[return-value]
+    @functools.wraps(function)
+    async def await_call(*args: Any, **kwargs: Any) -> Any:
+        if not _meters:
+            return await function(*args, **kwargs)
+        region = _meters[0].opened(bound, code)
+        try:
+            return await function(*args, **kwargs)
+        finally:
+            for meter in _meters:
+                meter.closed(region)
+
+    wrapper = await_call if inspect.iscoroutinefunction(function) else call
+    return standing_in(wrapper, function)  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from ..hooks.patching import Patches
-from ..hot_path import HotPathError, in_hot_path
+from ..hot_path import HotPathError, in_hot_path, through
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,13 @@ def find(name: str) -> Named:
     for part in classes:
         owner = _attribute(name, owner, part)
     function = inspect.unwrap(_plain(_attribute(name, owner, attribute)))
+    if not hasattr(owner, "__dict__"):
+        raise HotPathError(
+            f"name {name!r}",
+            f"what stands before {attribute} must be a module or a class",
+            f"an object of class {type(owner).__name__} has no attributes that could be replaced",
+            f"the class: {type(owner).__module__}:{type(owner).__qualname__}.{attribute}",
+        )
     if not isinstance(getattr(function, "__code__", None), CodeType):
         raise HotPathError(
             f"name {name!r}",
@@ -82,11 +89,7 @@ def replace_function(named: Named, wrap: Callable[[Any], Any], patches: Patches)
     """
     holder = _holder(named)
     raw = vars(holder)[named.attribute] if named.attribute in vars(holder) else getattr(named.owner, named.attribute)
-    function = _plain(raw)
-    wrapped = wrap(function)
-    replacement = type(raw)(wrapped) if isinstance(raw, staticmethod | classmethod) else wrapped
-    if isinstance(raw, property):
-        replacement = property(wrapped, raw.fset, raw.fdel, raw.__doc__)
+    replacement = through(raw, wrap)
     patches.set(named.owner, named.attribute, replacement)
     if isinstance(named.owner, ModuleType):
         for module in list(sys.modules.values()):
@@ -109,6 +112,8 @@ def _module(name: str, module_name: str) -> ModuleType:
 
 def _attribute(name: str, owner: Any, attribute: str) -> Any:
     found = inspect.getattr_static(owner, attribute, None)
+    if found is None and isinstance(owner, ModuleType):
+        found = getattr(owner, attribute, None)  # a module may give some names only when they are asked for
     if found is None:
         public = [entry for entry in dir(owner) if not entry.startswith("__")]
         close = difflib.get_close_matches(attribute, public, n=3)

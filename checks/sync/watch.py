@@ -18,6 +18,9 @@ from .names import Named, find, make_hot
 from .settings import Settings
 from .waits import Certainty, Wait
 
+#: Codes that only the static search gives.
+_IN_SOURCE = frozenset({"MRV130", "MRV131"})
+
 
 @dataclass
 class _Case:
@@ -43,7 +46,9 @@ class Watch:
         self._settings = settings or Settings()
         self._lock = threading.Lock()
         self._entries: Counter[str] = Counter()
-        self._uses: Counter[Allowance] = Counter(dict.fromkeys(self._settings.allowances, 0))
+        # Those of findings in source code are for ``mrv2 lint``; no run needs them.
+        mine = [allowance for allowance in self._settings.allowances if allowance.code not in _IN_SOURCE]
+        self._uses: Counter[Allowance] = Counter(dict.fromkeys(mine, 0))
         self._cases: dict[tuple[object, ...], _Case] = {}
         self._sites: dict[Allowance, Named] = {}
         self._scope = ExitStack()

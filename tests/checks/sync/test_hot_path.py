@@ -1,6 +1,7 @@
 """Regions and allowances: who is in one, who is not, and what they cost the program that is watched by nobody."""
 
 import asyncio
+import functools
 import threading
 from collections import Counter
 
@@ -125,8 +126,77 @@ def test_generators_are_refused():
     def tokens():
         yield 1
 
-    with pytest.raises(HotPathError, match="generator"):
-        hot_path(tokens)
+    async def later():
+        yield 1
+
+    for generator in (tokens, later):
+        with pytest.raises(HotPathError, match="generator"):
+            hot_path(generator)
+        with pytest.raises(HotPathError, match="generator"):
+            allow_sync("MRV101", "reads one flag")(generator)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_methods_of_every_kind_stay_what_they_are(entries, named):
+    hot, may_wait = hot_path("step") if named else hot_path, allow_sync("MRV101", "why")
+
+    class Runner:
+        @hot
+        @staticmethod
+        def static():
+            return where()
+
+        @hot
+        @classmethod
+        def made(cls):
+            return cls, where()
+
+        @may_wait
+        @classmethod
+        def allowed(cls):
+            return cls, len(current_allowances())
+
+        @hot
+        @property
+        def tokens(self):
+            return where()
+
+        @hot
+        @functools.lru_cache  # noqa: B019 - as programs do
+        def cached(self):
+            return where()
+
+    name = "step" if named else Runner.static.__module__ + ":" + Runner.static.__qualname__
+    assert Runner.static() == Runner().static() == name
+    assert Runner.made()[0] is Runner and Runner().made()[1] is not None
+    assert Runner.allowed() == Runner().allowed() == (Runner, 1)
+    assert Runner().tokens is not None and Runner().cached() is not None
+    Runner.cached.cache_clear()
+
+
+@pytest.mark.parametrize("decorated", [None, 3, "", " ", functools.partial(len, ()), Entries, Entries()])
+def test_what_is_no_function_is_no_hot_path(decorated):
+    with pytest.raises(HotPathError, match="must be a function or a method"):
+        hot_path(decorated)
+    if not isinstance(decorated, str):
+        with pytest.raises(HotPathError, match="must be a function or a method"):
+            hot_path("name")(decorated)
+        with pytest.raises(HotPathError, match="must be a function or a method"):
+            allow_sync("MRV101", "why")(decorated)
+
+
+def test_an_allowance_that_ends_in_the_body_of_another_ends_alone():
+    def poll():
+        with allow_sync("MRV101", "polls"):
+            yield
+
+    with watched(Entries()):
+        polling = poll()
+        next(polling)
+        with allow_sync("MRV104", "waits"):
+            polling.close()
+            assert [held.code for held in current_allowances()] == ["MRV104"]
+    assert current_allowances() == ()
 
 
 def test_nobody_watches_then_nobody_is_in_a_hot_path():
@@ -187,6 +257,9 @@ def test_allowance_as_decorator():
         (("MRV101", "  "), "reason"),
         (("MRV201", "races are fine"), "MRV1xx"),
         (("sync", "because"), "MRV1xx"),
+        (("MRV1", "because"), "MRV1xx"),
+        (("MRV110", "because"), "MRV1xx"),
+        (("MRV122", "because"), "MRV1xx"),
         (("MRV101", "why", "", "", -1), "whole number"),
         (("MRV101", "why", "", "", True), "whole number"),
     ],

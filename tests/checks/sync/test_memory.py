@@ -1,5 +1,6 @@
 """Regions with a bound on device memory: one above it is a finding, one below it is none."""
 
+import asyncio
 import sys
 import threading
 
@@ -95,6 +96,22 @@ def test_memory_that_another_thread_takes_counts():
         kept.clear()
     (finding,) = trap.memory.findings
     assert finding.evidence["peak"] == 400
+
+
+def test_a_coroutine_is_a_region_until_it_is_over_and_a_generator_is_refused():
+    @memory_bound("logprobs", bytes=ALL // 2)
+    async def later():
+        await asyncio.sleep(0)
+        return whole(torch.zeros(TOKENS, VOCAB, device="cuda"), torch.zeros(TOKENS, 1, dtype=torch.int64).cuda())
+
+    def each():
+        yield 1
+
+    with sync_trap() as trap:
+        asyncio.run(later())
+    assert [finding.code for finding in trap.memory.findings] == ["MRV601"]
+    with pytest.raises(HotPathError, match="generator"):
+        memory_bound("each", bytes=1)(each)
 
 
 def test_nothing_is_measured_without_a_watch_and_nothing_is_left():

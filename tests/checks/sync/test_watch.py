@@ -43,10 +43,25 @@ ENGINE = """
         def many(self):
             yield 1
 
+    class Slotted:
+        __slots__ = ()
+
+        def step(self, wait):
+            wait()
+
     def step(wait):
         wait()
 
-    number = 3
+    @lru_cache
+    def cached(wait):
+        wait()
+
+    def __getattr__(name):
+        if name == "lazy":
+            return step
+        raise AttributeError(name)
+
+    number, slotted = 3, Slotted()
 """
 
 
@@ -117,6 +132,23 @@ def test_functions_and_methods_of_every_kind_become_hot_paths_and_themselves_aga
         call(item(watch))
     assert len(watch.findings) == 1
     assert dict(vars(owner)) == before
+
+
+def test_a_cached_function_keeps_its_cache_and_a_name_given_only_when_asked_for_is_found(engine):
+    module, _ = engine
+    with Watch(settings("cached", "lazy")) as watch:
+        module.cached(lambda: None)
+        module.cached.cache_clear()
+        module.lazy(lambda: None)
+    watch.require_entered()
+    assert "lazy" not in vars(module)
+
+
+def test_an_allowance_for_the_static_search_is_no_business_of_a_run(engine):
+    allowed = {"site": "watched_engine:step", "code": "MRV131", "reason": "the ring is deep enough"}
+    with Watch(settings_from({"hot_paths": ["watched_engine:step"], "allow": [allowed]})) as watch:
+        engine[0].step(lambda: None)
+    assert watch.unused() == []
 
 
 def test_properties_become_hot_paths(engine):
@@ -236,6 +268,7 @@ def test_hot_paths_that_were_entered_are_no_error(engine):
         ("watched_engine", "must have the form"),
         ("watched_engine:number", "written in Python"),
         ("watched_engine:Runner.many", "generator"),
+        ("watched_engine:slotted.step", "module or a class"),
     ],
 )
 def test_names_that_name_nothing_are_errors_and_leave_nothing_behind(engine, name, words):
