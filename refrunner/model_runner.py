@@ -113,7 +113,6 @@ class ModelRunner:
                 self._run_padding(largest_shape(self.config))
                 self._device.synchronize()
                 self._graphs.capture(self._builder, self._pad)
-            self._device.synchronize()
 
     @torch.inference_mode()
     def _run_padding(self, shape: BatchShape) -> None:
@@ -130,7 +129,7 @@ class ModelRunner:
         """A batch of that shape without a request: no lane has a slot, and every request the null block."""
         upload = PackedUpload()
         layout = self._builder.plan(Step(), self._states, self._computed, upload, shape)
-        upload.send(self._ring)
+        upload.send(PinnedRing(self._device))  # of its own: the runner's would grow by a slot for each
         return self._builder.build(layout, self._states, upload)
 
     @torch.inference_mode()

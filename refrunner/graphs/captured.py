@@ -66,6 +66,10 @@ class Recorder:
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         return graph
 
+    def join(self) -> None:
+        """Let the current stream wait for what the captures enqueued beside their graphs."""
+        torch.cuda.current_stream().wait_stream(self._stream)
+
     def _abandon(self) -> None:
         try:
             self._current.capture_end()
@@ -113,6 +117,7 @@ class PiecewiseGraph:
             self._last = recorder.begin()
             self._hidden = forward(self._cut)
             self._last.capture_end()
+        recorder.join()
 
     def replay(self, attend: Attend) -> Tensor:
         """See :class:`CapturedForward`."""

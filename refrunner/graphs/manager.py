@@ -43,7 +43,6 @@ class GraphManager:
         for candidate in reversed(self._candidates):
             batch = pad(candidate.shape(num_requests=1))
             self._attention.begin(batch)
-            self._device.synchronize()  # nothing of the past may end within a capture
             self.captured[candidate] = self._capture(candidate, batch, recorder)
         # Attention between the pieces may look elsewhere in every step; in a full graph it may not.
         inside = (self._attention,) if candidate.mode == "full" else ()
