@@ -30,6 +30,9 @@ class AddressMap(Generic[T]):
     def place(self, item: T) -> list[T]:
         """Add a block; those it overlaps are stale (their memory was given back unseen), go, and are returned."""
         first = bisect.bisect_left(self._bases, item.base)
+        if first < len(self._items) and (there := self._items[first]).base == item.base and there.end == item.end:
+            self._items[first] = item  # what an allocator does most often
+            return [there]
         if first and self._items[first - 1].end > item.base:
             first -= 1
         last = bisect.bisect_left(self._bases, item.end, first)

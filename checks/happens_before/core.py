@@ -154,14 +154,16 @@ class HappensBefore(EventSink):
     ) -> None:
         """See :meth:`EventSink.access`; bytes outside all blocks are nobody's and not judged."""
         found = self._operation(operation)
+        pieces, record = self._shadow.pieces, self._record
         for low, high in ranges:
-            for block, start, end in self._shadow.pieces(low, high):
+            for block, start, end in pieces(low, high):
                 if found.number < block.freed:
-                    self._record(block, Access(found, start, end, write, certain, protected))
+                    record(block, Access(found, start, end, write, certain, protected))
 
     def _record(self, block: Block, access: Access) -> None:
-        for other in block.conflicts(access):
-            self._races.add(block, access, other)
+        if block.has_others(access.operation.lane):
+            for other in block.conflicts(access):
+                self._races.add(block, access, other)
         self._shadow.add(block, access)
 
     def release(self, lane: int) -> int:
@@ -220,7 +222,8 @@ class HappensBefore(EventSink):
         """
         place = self._lanes.get(block.owner, host) if block.space is Space.DEVICE else host
         place.tick()
-        moment = place.joined_with([host, *map(self._lane, after)])
+        others = [host, *map(self._lane, after)] if after else (host,)
+        moment = place.joined_with(others)
         self._number += 1
         return Operation(moment, self._number, OperationKind.FREE, "free", place.text, stack)
 

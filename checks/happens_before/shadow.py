@@ -115,6 +115,11 @@ class Block:
         self._groups: dict[int, list[Access]] = {}
         self._limit = _FEW
 
+    def has_others(self, lane: int) -> bool:
+        """Whether there are records of other lanes than this one: mostly there are none, and nothing is in conflict."""
+        groups = self._groups
+        return len(groups) > 1 or (len(groups) == 1 and lane not in groups)
+
     def conflicts(self, access: Access) -> list[Access]:
         """Records that overlap the access, of which one side writes, and which are not ordered with it."""
         operation = access.operation
@@ -233,7 +238,8 @@ class Shadow:
 
     def place(self, block: Block) -> None:
         """A block comes to life; what is known of its addresses is no longer true."""
-        self.kept -= sum(stale.kept for stale in self._blocks.place(block))
+        for stale in self._blocks.place(block):
+            self.kept -= stale.kept
 
     def add(self, block: Block, access: Access) -> None:
         """Keep a record, and make room if there are many."""

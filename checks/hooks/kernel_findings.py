@@ -13,7 +13,7 @@ from .kernel_log import StrayLanes
 from .runtime import Block, Runtime
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class KernelReport:
     """Writes the findings of one launch while it runs.
 

@@ -17,7 +17,7 @@ import functools
 import inspect
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -85,6 +85,9 @@ def install(runtime: Runtime, *, compiled: bool = True, masked_lanes: MaskedLane
 
 # The launch
 
+_NUMBERS = frozenset((int, float, bool, type(None)))
+_WHOLE = {int}
+
 
 @dataclass(frozen=True)
 class _Way:
@@ -121,10 +124,9 @@ def _prepare(
             known.check_interpretable(known.bind(args, kwargs))
         return _interpreted(runtime, kernel, grid, args, kwargs, way)
     call = known.bind(args, kwargs)
-    values = dict(zip(kernel.arg_names, call.values, strict=True))
-    size = _extents(grid, values)
-    blocks = _blocks(runtime, values, known.constexprs)
-    if not math.prod(size):
+    size = _extents(grid, kernel.arg_names, call.values)
+    blocks = _blocks(runtime, known.binder.names, call.values, known.constexprs)
+    if 0 in size:
         return None
     try:
         with runtime.lock:  # what compiles a kernel, locks and child processes included, is no doing of the program's
@@ -145,9 +147,9 @@ def _interpreted(
 ) -> _Interpreted | None:
     signature = _signature(kernel.fn)
     values = signature.bind(args, kwargs).arguments
-    size = _extents(grid, values)
-    blocks = _blocks(runtime, values, signature.constexprs)
-    if not math.prod(size):
+    size = _extents(grid, [*values], [*values.values()])
+    blocks = _blocks(runtime, [*values], [*values.values()], signature.constexprs)
+    if 0 in size:
         return None
     report = KernelReport(runtime, f"triton:{kernel.__name__}", size, blocks, _confinement(kernel, args, kwargs))
     converted = {name: _converted(value) for name, value in values.items() if name not in signature.constexprs}
@@ -162,10 +164,12 @@ def _confinement(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return known.confinement(known.bind(args, kwargs))
 
 
-def _extents(grid: Any, values: Mapping[str, Any]) -> tuple[int, int, int]:
+def _extents(grid: Any, names: Sequence[str], values: Sequence[Any]) -> tuple[int, int, int]:
     """Three extents of a grid, which may be a function of the arguments; what that one reads, the program reads."""
+    if grid.__class__ is tuple and {*map(type, grid)} == _WHOLE:
+        return extents(grid)
     with torch._C._EnableTorchFunction():
-        return extents(grid(dict(values)) if callable(grid) else grid)
+        return extents(grid(dict(zip(names, values, strict=True))) if callable(grid) else grid)
 
 
 @dataclass(frozen=True)
@@ -196,15 +200,17 @@ def _signature(function: Function) -> _Signature:
     return found
 
 
-def _blocks(runtime: Runtime, values: Mapping[str, Any], constexprs: frozenset[str]) -> list[Block]:
+def _blocks(runtime: Runtime, names: Sequence[str], values: Sequence[Any], constexprs: frozenset[str]) -> list[Block]:
     """The memory that the arguments point into.
 
     Raises:
         ValueError: a GPU could not follow a pointer; in Triton's own words.
     """
     found: dict[int, Block] = {}
-    for index, (name, value) in enumerate(values.items()):
-        for pointer in () if name in constexprs else pointers(value):
+    for index, value in enumerate(values):
+        if value.__class__ in _NUMBERS or names[index] in constexprs:
+            continue
+        for pointer in (value,) if isinstance(value, torch.Tensor) else pointers(value):
             block = _target(runtime, pointer)
             if block is not None:
                 found[block.base] = block
@@ -286,7 +292,7 @@ class _Interpreted:
             _tell(self.report, tap.log.ranges, conflicts(tap.log), tap.log.sites)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # a frozen one costs more to make than to run a small kernel
 class _Compiled:
     """A launch of machine code, to be run once, or at every replay of a graph."""
 

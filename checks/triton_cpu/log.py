@@ -93,8 +93,7 @@ class LaunchResult:
         if not self.log:
             return []
         wanted = _WRITES if write else _READS
-        merged = support().merged(self.log, self._count, self.kinds, wanted)
-        return [(low, high) for low, high in merged.tolist()]
+        return support().merged(self.log, self._count, self.kinds, wanted)
 
     def conflicts(self) -> tuple[list[Conflict], list[Site]]:
         """Conflicts between programs, one for each pair of lines, judged as those of an interpreted launch.

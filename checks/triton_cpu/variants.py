@@ -34,7 +34,6 @@ _PERFORMANCE = frozenset({
 })  # fmt: skip
 _OPTIONS = frozenset(CUDAOptions.__dataclass_fields__) | _PERFORMANCE
 _MISSING = object()
-_TENSORS: frozenset[Any] = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 @dataclass(frozen=True)
@@ -135,9 +134,14 @@ class Binder:
         for value, parameter in zip(values, self._parameters, strict=True):
             if parameter.constant:
                 key.append(value if value.__class__ is int else constant_key(value))
-            elif value.__class__ in _TENSORS and not parameter.annotation:
+            elif parameter.annotation:
+                key.append(_take(value, parameter, words))
+            elif isinstance(value, torch.Tensor):
                 key.append(value.dtype)
                 words.append(value.data_ptr())
+            elif value.__class__ is int and -0x80000000 <= value < 0x80000000:
+                key.append("i32")
+                words.append(value)
             else:
                 key.append(_take(value, parameter, words))
         if options or self._debug or knobs.runtime.debug:

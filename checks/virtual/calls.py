@@ -52,12 +52,23 @@ class Call:
 
     def __init__(self, operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self.operator = operator
-        self.tensors: list[Tensor] = []
-        self.plain: list[Tensor] = []
+        tensors: list[Tensor] = []
+        plain: list[Tensor] = []
+        self.tensors, self.plain = tensors, plain
         self.on_device = False
         self._parts: list[Any] | None = [operator]
+        self.args: list[Any] = []
         places = operator.scalar_places
-        self.args = [self._take(value, index in places) for index, value in enumerate(args)]
+        for index, value in enumerate(args):
+            if type(value) is DeviceTensor and self._parts is not None:  # as ``_take`` would, but for its own cost
+                face = face_of(value)
+                self.on_device = True
+                tensors.append(value)
+                plain.append(face.raw)
+                self._parts.append(face.layout)
+                self.args.append(face.raw)
+            else:
+                self.args.append(self._take(value, index in places))
         if kwargs:
             self.kwargs = {name: self._take_named(name, value) for name, value in kwargs.items()}
         else:

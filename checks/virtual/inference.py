@@ -31,7 +31,18 @@ _SCALAR_TYPES = frozenset({"number", "Optional[number]", "List[number]", "Tensor
 _SHAPED_BY_SCALARS = frozenset({"aten::arange", "aten::range", "aten::linspace", "aten::logspace", "aten::bucketize"})
 #: Operators that are not elementwise but compute into memory of the right shape as it is.
 _COMPUTED_IN_PLACE = frozenset(
-    f"aten::{name}" for name in ("mm", "bmm", "addmm", "baddbmm", "cat", "gather", "index_select", "_softmax", "argmax")
+    f"aten::{name}"
+    for name in (
+        "mm", "bmm", "addmm", "baddbmm", "cat", "gather", "index_select", "_softmax", "argmax", "linear", "matmul"
+    )
+)  # fmt: skip
+#: Made of other operators, but to be taken as one kernel: each only computes fresh memory from all of its arguments.
+#: Many others that look alike may return a view of their argument, or wait for the stream inside.
+_ONE_KERNEL = frozenset({"aten::linear", "aten::matmul", "aten::square"})
+#: Made of other operators, and cheaper to try than to take apart: they give either views or fresh memory.
+_PERHAPS_VIEWS = frozenset(
+    f"aten::{name}"
+    for name in ("chunk", "contiguous", "expand_as", "flatten", "narrow", "reshape", "tensor_split", "view_as")
 )
 #: Operators of these are torch's own.
 OWN_NAMESPACES = frozenset({"aten", "prim", "prims", "inductor", "profiler", "quantized", "torch_nn"})
@@ -50,7 +61,8 @@ class Operator:
         takes_out: it writes to arguments that it may resize.
         view: its outputs are views of its input.
         metadata: of its tensor arguments it reads the shape only.
-        composite: it is made of other operators.
+        composite: it is made of other operators, and has to be taken apart.
+        perhaps_view: the same, but its output may be a view of its input; only running it tells.
         shape_from_data: the shape of its output depends on data.
         waits: that, or it returns a number that does.
         random: it draws random numbers.
@@ -74,7 +86,11 @@ class Operator:
         reads_alias = any(a.alias_info and not a.alias_info.is_write for a in arguments)
         self.view = not self.mutates and (reads_alias or short in ("_unsafe_view", "_reshape_alias"))
         self.metadata = short.startswith("new_") or short.endswith("_like")
-        self.composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+        made_of_others = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+        self.composite = made_of_others and (self.mutates or self.schema_name not in _ONE_KERNEL)
+        self.perhaps_view = (
+            self.composite and self.view and (self.schema_name in _PERHAPS_VIEWS or func is torch.ops.aten.to.dtype)
+        )
         packet = func.overloadpacket  # torch tags not all overloads of an operator
         tags = {tag for name in packet.overloads() for tag in getattr(packet, name).tags}
         self.shape_from_data = torch.Tag.dynamic_output_shape in tags

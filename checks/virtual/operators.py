@@ -18,7 +18,7 @@ from ..sync.waits import WaitKind
 from .calls import INDEXING, Call, Ranges, Recipe, Touched, kernel, kernel_aside, kernel_now, ranges_of
 from .custom import DeclaredCalls
 from .errors import UnsupportedOperationError
-from .inference import Fresh, NoPlan, Output, Resized, Same, Value, operator_of, plan
+from .inference import MAX_STAND_IN, Fresh, NoPlan, Output, Resized, Same, Value, operator_of, plan
 from .layouts import Layout, layout_of, tensor_ranges
 from .memory_operators import MemoryOperators
 from .tensor import DeviceTensor, Face, face_of, needs_device, plain_face, rebind, wrap
@@ -35,6 +35,10 @@ MAX_RECIPES = 1 << 16
 #: Operators that take sizes as a tensor of the host.
 _TAKE_HOST_TENSORS = frozenset({"aten::_pack_padded_sequence_backward"})
 _recipes: dict[tuple[Any, ...] | None, Recipe] = {}
+#: Of a call of a composite operator that has to be taken apart.
+_APART = Recipe((), None)
+#: Of a call that returns its argument as it is.
+_ITSELF = Recipe((), None)
 
 
 class Operators:
@@ -57,11 +61,14 @@ class Operators:
             with NoFunctions(), NoDispatch(ABOVE_KERNELS):
                 call = Call(operator, args, kwargs)
                 recipe = _recipes.get(call.key)
-                if recipe is not None:
+                if recipe is None:
+                    if not operator.composite or func in self._special:
+                        return self._work_out(call)
+                    if operator.perhaps_view and call.on_device and call.key is not None and self._is_view(call):
+                        return self._view(call, _recipes.get(call.key))
+                elif recipe is not _APART:
                     touched = recipe.touched
                     return self._view(call, recipe) if touched is None else self._follow(call, recipe, touched)
-                if not operator.composite or func in self._special:
-                    return self._work_out(call)
         finally:
             here.below = outer
         return self._decompose(func, args, kwargs)
@@ -159,18 +166,35 @@ class Operators:
                     self._runtime.host_access(tensor_ranges(tensor), write=False, name=call.operator.name)
                 call.replace(tensor, tensor.detach().clone())
 
+    def _is_view(self, call: Call) -> bool:
+        """Whether a composite operator returns views in such a call; if not, that is remembered."""
+        memory = call.plain[0].untyped_storage()._cdata
+        if call.plain[0].numel() > MAX_STAND_IN:
+            return False
+        result = call.operator.compute(*call.args, **call.kwargs)
+        if result is call.plain[0]:
+            _keep(call.key, _ITSELF)
+            return True
+        results = [result] if isinstance(result, Tensor) else result
+        found = all(item.untyped_storage()._cdata == memory for item in results)
+        if not found:
+            _keep(call.key, _APART)
+        return found
+
     def _view(self, call: Call, recipe: Recipe | None) -> Any:
         """Views are metadata: made at once, over the same bytes."""
-        owner = face_of(call.tensors[0]).owner  # type: ignore[arg-type]
+        if recipe is _ITSELF:
+            return call.tensors[0]
+        runtime, owner = self._runtime, face_of(call.tensors[0]).owner  # type: ignore[arg-type]
         result = call.operator.compute(*call.args, **call.kwargs)
-        if isinstance(result, Tensor):
-            if recipe is not None:
-                layout: Any = recipe.outputs[0]
-                return wrap(result, owner, self._runtime, layout)
-            made = wrap(result, owner, self._runtime)
-            _remember(call, (made._face.layout,), None)
-            return made
-        return type(result)(wrap(item, owner, self._runtime) for item in result)
+        one = isinstance(result, Tensor)
+        results = (result,) if one else result
+        layouts: Any = tuple(map(layout_of, results)) if recipe is None else recipe.outputs
+        if recipe is None:
+            _remember(call, layouts, None)
+        if one:
+            return wrap(result, owner, runtime, layouts[0])
+        return type(result)([wrap(item, owner, runtime, layout) for item, layout in zip(result, layouts, strict=True)])
 
     def _change_shape(self, call: Call) -> Any:
         """``squeeze_`` and the like: the tensor gets a new plain face, since pending work needs the old one."""
@@ -372,9 +396,13 @@ def _simple(output: Output) -> Layout | int | object:
 
 def _remember(call: Call, outputs: tuple[Any, ...], touched: Touched | None) -> None:
     if call.key is not None:
-        if len(_recipes) >= MAX_RECIPES:
-            _recipes.clear()
-        _recipes[call.key] = Recipe(outputs, touched)
+        _keep(call.key, Recipe(outputs, touched))
+
+
+def _keep(key: Any, recipe: Recipe) -> None:
+    if len(_recipes) >= MAX_RECIPES:
+        _recipes.clear()
+    _recipes[key] = recipe
 
 
 def forget_calls() -> None:

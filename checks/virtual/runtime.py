@@ -24,7 +24,7 @@ from .schedules import Reason, Scheduler
 from .stacks import program_stack, sites
 from .storages import Storages
 from .streams import Streams, queue_of
-from .threads import ThreadState, below_modes, heres
+from .threads import ABOVE_KERNELS, NoDispatch, NoFunctions, ThreadState, below_modes, heres
 
 if TYPE_CHECKING:
     from .tensor import Face
@@ -320,11 +320,16 @@ class Runtime:
 
     def _run(self, run: Callable[..., None], *args: Any) -> None:
         """Let the engine run something, below all modes."""
-        if heres.here.below:
+        here = heres.here
+        if here.below:
             run(*args)
-        else:
-            with below_modes():
+            return
+        here.below = True  # as ``below_modes`` does, which as a generator would cost more than a small kernel
+        try:
+            with NoFunctions(), NoDispatch(ABOVE_KERNELS):
                 run(*args)
+        finally:
+            here.below = False
 
     def _execute(self, operation: PendingOperation) -> None:
         """Do the work of one operation, below all modes, whichever call of the program made it run now.

@@ -1,5 +1,6 @@
 """Clocks in shared pieces against whole vectors, and what they cost."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -133,3 +134,22 @@ def test_frontier_is_what_all_but_the_lane_itself_cover():
     assert Frontier([host, worker]).reach(1) == 0
     assert Frontier([host]).reach(0) == FOREVER
     assert Frontier([]).reach(1) == FOREVER
+
+
+@pytest.mark.parametrize("learnt_since", [False, True])
+def test_joining_with_the_issuer_is_joining_with_anybody(learnt_since):
+    """Where nothing is to be copied, nothing is; what the moment covers is the same."""
+    host, stream, other = LaneClock(0), LaneClock(1), LaneClock(2)
+    for _ in range(3):
+        other.tick()
+        host.tick()
+    host.acquire(other.moment())
+    stream.tick(host)
+    host.tick()
+    if learnt_since:
+        other.tick()
+        host.acquire(other.moment())
+    joined, slowly = stream.joined_with([host]), stream.joined_with([host, host])
+    assert [joined.reach(lane) for lane in range(3)] == [slowly.reach(lane) for lane in range(3)]
+    assert (joined.known is stream.known) is not learnt_since
+    assert stream.reach(0) < joined.reach(0)
