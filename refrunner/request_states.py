@@ -37,7 +37,8 @@ class RequestStates:
     Device tables, written on the main stream by staged writes (request added) and by ``post_update``:
     ``num_computed`` int32 [R], tokens whose keys and values are in the cache; ``total_len`` int32 [R], tokens known
     on the device; ``last_sampled`` int32 [R], the newest token; ``in_place`` int32 [R], leading tokens that are in
-    ``prompts`` and not in the token table; ``token_ids`` int32 [R, L], the token table.
+    ``prompts`` and not in the token table; ``device_generations`` int32 [R], equal to ``generations`` once the staged
+    writes are applied; ``token_ids`` int32 [R, L], the token table.
 
     Attributes:
         free_rows: rows without an owner; the last one is given out next.
@@ -51,37 +52,15 @@ class RequestStates:
         shapes = {"counters": (5, rows, torch.int32), "token ids": (rows, config.max_model_len, torch.int32)}
         tables = StagedTables(device, shapes)
         self._counters, self._token_ids, self._tables = tables["counters"], tables["token ids"], tables
+        (
+            self.num_computed, self.total_len, self.last_sampled, self.in_place, self.device_generations,
+        ) = self._counters.gpu.unbind()  # fmt: skip
         self._prompts = PromptRows(config, device) if config.prompt_tokens == "uva" else None
         self._in_place: NDArray[np.int32] = np.zeros(rows, dtype=np.int32)
         self.generations: NDArray[np.int32] = np.zeros(rows, dtype=np.int32)
         # Last in, first out: a row is warm, and a stale row is re-read as soon as possible, where tests see it.
         self.free_rows = list(reversed(range(rows)))
         self.row_of: dict[str, int] = {}
-
-    @property
-    def num_computed(self) -> Tensor:
-        """int32 [R]."""
-        return self._counters.gpu[NUM_COMPUTED]
-
-    @property
-    def total_len(self) -> Tensor:
-        """int32 [R]."""
-        return self._counters.gpu[TOTAL_LEN]
-
-    @property
-    def last_sampled(self) -> Tensor:
-        """int32 [R]."""
-        return self._counters.gpu[LAST_SAMPLED]
-
-    @property
-    def in_place(self) -> Tensor:
-        """int32 [R]."""
-        return self._counters.gpu[IN_PLACE]
-
-    @property
-    def device_generations(self) -> Tensor:
-        """int32 [R]; equal to ``generations`` once the staged writes are applied."""
-        return self._counters.gpu[GENERATION]
 
     @property
     def token_ids(self) -> Tensor:

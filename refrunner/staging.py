@@ -8,6 +8,7 @@ applies: the persistent host state is ordinary memory, copied into a slot as a s
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -170,11 +171,16 @@ class PackedUpload:
     def view(self, ticket: int) -> Tensor:
         """The array of a ticket, flat, where kernels can read it."""
         offset, array = self._parts[ticket]
-        dtype = torch.from_numpy(array).dtype
+        dtype = _torch_dtype(array.dtype)
         if self._on_device is None:
             assert self._size == 0, "send() comes before view()"
             return torch.empty(0, dtype=dtype)
         return self._on_device[offset : offset + array.nbytes].view(dtype)
+
+
+@functools.cache
+def _torch_dtype(dtype: np.dtype[np.generic]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 class StagedWriteTensor:

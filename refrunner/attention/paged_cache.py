@@ -29,13 +29,14 @@ class PagedCache:
         self._groups = KVGroups.of_layers(model.layer_windows)
         shape = (self._groups.layers_per_group, 2, slots, model.num_kv_heads, model.head_dim)
         self.cache = torch.zeros(shape, dtype=config.torch_dtype, device=device.torch_device)
+        self._layers = [layer.unbind() for layer in self.cache]
         self._scale = model.head_dim**-0.5
         if config.poison:
             self.cache[:, :, (NULL_BLOCK + 1) * config.block_size :].fill_(float("nan"))
 
-    def layer_cache(self, layer: int) -> Tensor:
-        """Keys and values of a layer, [2, slots, kv_heads, head_dim]."""
-        return self.cache[self._groups.index_in_group[layer]]
+    def layer_cache(self, layer: int) -> tuple[Tensor, ...]:
+        """Keys and values of a layer, [slots, kv_heads, head_dim] each."""
+        return self._layers[self._groups.index_in_group[layer]]
 
     def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
         """See :class:`~.interface.AttentionBackend`; one launch on the main stream."""

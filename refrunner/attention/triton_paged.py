@@ -30,20 +30,23 @@ class TritonPagedAttention(PagedCache):
         # One kernel for every batch: another number here would be another one, loaded in the middle of a run.
         self._request_lanes = _lanes(padded(config.max_num_reqs, config.pad_to))
         self._batch: InputBatch | None = None
+        self._tables: tuple[Tensor, ...] = ()
+        self._slots: tuple[Tensor, ...] = ()
 
     def begin(self, batch: InputBatch) -> None:
         """See :class:`AttentionBackend`."""
         self._batch = batch
+        self._tables, self._slots = batch.block_table.unbind(), batch.slot_mapping.unbind()
 
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See :class:`AttentionBackend`."""
         assert self._batch is not None, "begin() comes before forward()"
         batch, (keys, values) = self._batch, self.layer_cache(layer)
         kv_group = self._groups.group_of_layer[layer]
-        table = batch.block_table[kv_group]
+        table = self._tables[kv_group]
         lanes, width = query.shape[0], self._kv_heads * self._head_dim
         write_keys_and_values[(lanes,)](
-            key, key.stride(0), value, value.stride(0), batch.slot_mapping[kv_group], keys, values, keys.stride(0),
+            key, key.stride(0), value, value.stride(0), self._slots[kv_group], keys, values, keys.stride(0),
             WIDTH=width, BLOCK=_lanes(width),
         )  # fmt: skip
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
