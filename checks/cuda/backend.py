@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..errors import CheckError
+
 
 class Backend(Protocol):
     """Where tensors lie, and which stream is current."""
@@ -62,14 +64,24 @@ class Cuda:
     def __init__(self, index: int) -> None:
         self._index = index
         self._segments: list[tuple[int, int, int]] = []
-        self._raw_stream = torch._C._cuda_getCurrentRawStream
 
     def current_stream(self) -> int:
         """See :class:`Backend`."""
-        return self._raw_stream(self._index)
+        return torch._C._cuda_getCurrentRawStream(self._index)
 
     def memory_of(self, tensor: Tensor) -> tuple[Any, int, int]:
-        """See :class:`Backend`; the storage, which all views share."""
+        """See :class:`Backend`; the storage, which all views share.
+
+        Raises:
+            CheckError: it is on another device than the one that is recorded.
+        """
+        if tensor.get_device() not in (self._index, -1):
+            raise CheckError(
+                f"tensor on cuda:{tensor.get_device()}",
+                f"all tensors of a recorded program are on cuda:{self._index}",
+                "streams of two devices would be taken for each other, and races made up",
+                "a program on one device, with that device current when the recorder is opened",
+            )
         storage = tensor.untyped_storage()
         return storage, storage.data_ptr(), storage.nbytes()
 

@@ -93,6 +93,7 @@ class Memory:
         self._runtime = runtime
         self._blocks: BlockMap[Block] = BlockMap()
         self._changes: deque[Block] = deque()
+        self._of_storage: dict[int, Block] = {}
         self.storages: dict[int, Block] = {}
 
     @property
@@ -149,10 +150,14 @@ class Memory:
         if size == 0:
             return None
         block = Block(base, size, space, tensor, stack, queue)
+        block.storage = owner._cdata
+        moved = self._of_storage.get(block.storage)
+        if moved is not None:  # the storage was resized, and lies elsewhere now
+            self.free(moved, stack)
+        self._of_storage[block.storage] = block
         captures = runtime.captures
         if captures.current is not None:
             captures.adopt(block)
-        block.storage = owner._cdata if space is Space.PINNED else 0
         block.anchor = weakref.ref(owner, lambda _: self._drop(block))
         block.lane = runtime.host_lane() if queue is None else queue.lane
         if made is None:
@@ -186,6 +191,8 @@ class Memory:
         runtime.sink.add((self._free, block, runtime.opener if lane is None else lane, stack, after))
         if self.storages.get(block.base) is block:
             del self.storages[block.base]
+        if self._of_storage.get(block.storage) is block:
+            del self._of_storage[block.storage]
         self._changes.append(block)
 
     def _free(self, block: Block, lane: int, stack: Stack, after: list[int]) -> None:

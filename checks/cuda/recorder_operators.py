@@ -37,18 +37,23 @@ _READ, _WRITE, _POSSIBLE_READ, _POSSIBLE_WRITE = range(4)
 
 
 class Touched:
-    """What one operator touches, as little of it as must be known at the call."""
+    """What one operator touches, as little of it as must be known at the call.
 
-    __slots__ = ("kind", "made", "pieces", "protected", "waits")
+    Attributes:
+        pieces: how, the first address, and one past the last or the layout.
+        made: blocks that it allocates for its results; None if they are told by themselves.
+        kind: what it is.
+        protected: whether the host allocator waits for it.
+        waits: whether it makes the host wait for the stream.
+    """
+
+    kind = OperationKind.KERNEL
+    protected = False
+    waits = False
 
     def __init__(self) -> None:
-        #: Blocks that it allocates for its results.
         self.made: list[Block] | None = []
-        #: How, the first address, and one past the last or the layout.
         self.pieces: list[tuple[int, int, Any]] = []
-        self.kind = OperationKind.KERNEL
-        self.protected = False
-        self.waits = False
 
     def add(self, tensor: Tensor, how: int) -> None:
         """A tensor is touched."""
@@ -161,6 +166,8 @@ class Operators:
             if not is_on_device(tensor):
                 self._read_at_call(tensor, operator.name, stack)
                 continue
+            if tensor.layout is not torch.strided:
+                continue
             if base_of(tensor) not in known:
                 self._runtime.memory.seen(tensor, stack)
             if id(tensor) in written:
@@ -170,7 +177,7 @@ class Operators:
 
     def _read_at_call(self, tensor: Tensor, name: str, stack: Stack) -> None:
         """A host tensor among device tensors: a 0-dim operand, or an index."""
-        if self._runtime.memory.seen(tensor, stack) is not None:
+        if tensor.layout is torch.strided and self._runtime.memory.seen(tensor, stack) is not None:
             self._runtime.host_access(layout_of(tensor).ranges(tensor.data_ptr()), write=False, name=name)
 
     def _written(self, operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> set[int]:

@@ -71,6 +71,10 @@ class _Ownership(memory.Ownership):
 
     __slots__ = ("__weakref__",)
 
+    @property
+    def _cdata(self):
+        return id(self)
+
 
 class _ToCopy:
     """``aten._to_copy`` as the recorder's mode would be given it."""

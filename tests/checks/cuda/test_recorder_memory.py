@@ -1,0 +1,116 @@
+"""Memory as the race recorder follows it, with tensors of the host in the part of the device's."""
+
+import gc
+import operator
+
+import pytest
+import torch
+
+from mrv2.checks.cuda.backend import Cuda
+from mrv2.checks.cuda.recorder import recording
+from mrv2.checks.errors import CheckError
+
+
+class HostAsDevice(Cuda):
+    """Says that what is on the host is on the device."""
+
+    is_on_device = staticmethod(operator.attrgetter("is_cpu"))
+
+    def __init__(self, index=0):
+        super().__init__(index)
+        self.stream = 0
+
+    def current_stream(self):
+        return self.stream
+
+    def stream_of_memory(self, address):
+        return 0
+
+    def is_pinned(self, tensor):
+        return False
+
+
+MODEL = torch.ones(8)
+
+
+def made():
+    """A result of an operator on the device."""
+    return torch.ones_like(MODEL)
+
+
+@pytest.fixture
+def recorder():
+    with recording(HostAsDevice(), parts=()) as opened:
+        yield opened
+
+
+def blocks(recorder):
+    return list(recorder.runtime.memory.blocks)
+
+
+def test_a_block_lives_as_long_as_a_view_of_it(recorder):
+    whole = made()
+    view = whole[2:]
+    (block,) = blocks(recorder)
+    assert (block.base, block.size, block.label) == (whole.data_ptr(), 32, "float32[8]")
+    del whole
+    assert blocks(recorder) == [block]
+    del view
+    assert blocks(recorder) == [] and block.freed
+
+
+def test_a_cycle_is_dropped_when_it_is_collected(recorder):
+    holder = [made()]
+    holder.append(holder)
+    del holder
+    assert len(blocks(recorder)) == 1
+    gc.collect()
+    assert blocks(recorder) == []
+
+
+def test_a_storage_that_grows_is_a_block_elsewhere(recorder):
+    x = made()
+    (before,) = blocks(recorder)
+    x.resize_(1 << 20)
+    x.fill_(1)
+    (after,) = blocks(recorder)
+    assert before.freed and after.size == 4 << 20 and after.base == x.data_ptr()
+
+
+def test_what_was_there_before_belongs_to_the_stream_of_its_segment():
+    x = torch.ones(4)
+    with recording(HostAsDevice(), parts=()) as recorder:
+        recorder.runtime.backend.stream = 7
+        x.add_(1)
+        y = x + 1
+        by_size = {block.base: block.queue.name for block in blocks(recorder)}
+    assert by_size == {x.data_ptr(): "default stream", y.data_ptr(): "stream 1"}
+
+
+def test_operators_on_tensors_without_memory_pass(recorder):
+    sparse = torch.eye(3).to_sparse()
+    assert torch.equal((sparse + sparse).to_dense(), 2 * torch.eye(3))
+
+
+def test_in_inference_mode_composite_operators_are_taken_apart(recorder):
+    with torch.inference_mode():
+        x = torch.ones(4, 4)
+        y = x.to(torch.float64)
+        z = x.t().reshape(16)
+    assert len(blocks(recorder)) == 3
+    assert y.dtype is torch.float64 and z.shape == (16,)
+
+
+def test_gradients_are_as_without(recorder):
+    layer = torch.nn.Linear(3, 2)
+    layer(torch.ones(1, 3)).sum().backward()
+    assert torch.equal(layer.weight.grad, torch.ones(2, 3))
+
+
+def test_another_device_is_refused():
+    class Elsewhere:
+        def get_device(self):
+            return 1
+
+    with pytest.raises(CheckError, match="tensor on cuda:1"):
+        Cuda(0).memory_of(Elsewhere())
