@@ -68,10 +68,10 @@ def outermost(frames: Sequence[FrameType]) -> str | None:
 
 
 def _python_name(module: str, qualified: str) -> str | None:
-    """None for what is not meant to be called by a program."""
+    """None for what is not meant to be called by a program, or only passes a call on."""
     short = qualified.rpartition(".")[2]
     special = short.startswith("__") and short.endswith("__") and short != "__call__"
-    if "<" in qualified or (short.startswith("_") and not special):
+    if "<" in qualified or module == "torch.overrides" or (short.startswith("_") and not special):
         return None
     if qualified.startswith(("Tensor.", "TensorBase.")):
         return f"Tensor.{short}"

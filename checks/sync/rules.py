@@ -96,6 +96,7 @@ _VALUE, _SHAPE, _INSIDE = KINDS[WaitKind.VALUE], KINDS[WaitKind.SHAPE], KINDS[Wa
 _COMPARED = "torch.isclose(a, b).all() stays on the device; torch._assert_async(...) checks it there"
 _PRINTED = "log shape and dtype, which the host knows, or the values of the step before, which are on the host by now"
 _SAVED = "download to pinned memory behind an event, and save that outside of the hot path"
+_NONE = "none that does not check: move it out of the hot path"
 
 #: Rows by why the host waits, and by names without what stands before them: ``"item"`` for ``Tensor.item``.
 _ROWS: tuple[tuple[WaitKind, str, Rule], ...] = (
@@ -129,8 +130,22 @@ _ROWS: tuple[tuple[WaitKind, str, Rule], ...] = (
      Rule("MRV105", "torch.bincount, also with minlength", "torch.zeros(n, ...).scatter_add_(0, x, ones)")),
     (WaitKind.SHAPE, "unique _unique _unique2 unique_dim unique_consecutive",
      Rule("MRV105", "torch.unique", "sort on the device and mark the first of equals: length stays that of the input")),
+    (WaitKind.SHAPE, "ctc_loss _ctc_loss",
+     Rule("MRV109", "torch.nn.functional.ctc_loss", "none that leaves the lengths alone: move it out of the hot path")),
+    (WaitKind.SHAPE, "lstsq linalg_lstsq",
+     Rule("MRV109", "torch.linalg.lstsq", "torch.linalg.qr and solve_triangular, which do not check")),
     (WaitKind.INSIDE, "histc",
-     Rule("MRV109", "torch.histc", "torch.bucketize(x, edges), then scatter_add_ into n bins")),
+     Rule("MRV109", "torch.histc without a range", "torch.histc(x, bins, min, max) with a range that the host knows, "
+                                                   "or torch.bucketize(x, edges), then scatter_add_ into n bins")),
+    (WaitKind.INSIDE, "normal normal_",
+     Rule("MRV109", "torch.normal with deviations on the device", "mean + std * torch.randn_like(std)")),
+    (WaitKind.INSIDE, "segment_reduce",
+     Rule("MRV109", "torch.segment_reduce that looks at its lengths", "unsafe=True, where the lengths are right")),
+    (WaitKind.INSIDE, "lu _lu_with_info lu_factor_ex linalg_lu linalg_lu_factor_ex",
+     Rule("MRV109", "an LU decomposition that is checked, or of a matrix that is not square",
+          "torch.linalg.lu_factor_ex of square matrices, with check_errors=False")),
+    (WaitKind.INSIDE, "inv_ex solve_ex cholesky_ex linalg_inv_ex linalg_solve_ex _linalg_solve_ex linalg_cholesky_ex",
+     Rule("MRV109", "a function of torch.linalg with check_errors=True", "check_errors=False; look at info later")),
     (WaitKind.INSIDE, "isin",
      Rule("MRV109", "torch.isin with many values to test for",
           "torch.searchsorted in sorted values, or a table of flags that is indexed")),
@@ -138,9 +153,14 @@ _ROWS: tuple[tuple[WaitKind, str, Rule], ...] = (
     (WaitKind.INSIDE, "solve", Rule("MRV109", "torch.linalg.solve", "torch.linalg.solve_ex, which does not check")),
     (WaitKind.INSIDE, "cholesky", Rule("MRV109", "torch.linalg.cholesky", "torch.linalg.cholesky_ex")),
     (WaitKind.INSIDE, "_linalg_eigh eigh eigvalsh _linalg_svd svd svdvals linalg_eig eig eigvals pinv matrix_rank",
-     Rule("MRV109", "a decomposition of torch.linalg", "none that does not check: move it out of the hot path")),
+     Rule("MRV109", "a decomposition of torch.linalg", _NONE)),
+    (WaitKind.INSIDE, "linalg_pinv pinverse matrix_exp linalg_matrix_exp", Rule("MRV109", "a matrix function", _NONE)),
+    (WaitKind.INSIDE, "ldl_factor_ex linalg_ldl_factor_ex ldl_solve linalg_ldl_solve",
+     Rule("MRV109", "an LDL decomposition", _NONE)),
     (WaitKind.INSIDE, "_linalg_check_errors",
      Rule("MRV109", "a function of torch.linalg that checks for errors", "its form that ends in _ex")),
+    (WaitKind.UPLOAD, "where",
+     Rule("MRV102", "torch.where with a 0-dim tensor of the host", "a Python number, or a tensor on the device")),
     (WaitKind.UPLOAD, "index __getitem__",
      Rule("MRV102", "indexing with a list, an array or a tensor of the host",
           f"an index that is on the device already; if the host makes it, {_PINNED}")),

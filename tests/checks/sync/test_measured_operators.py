@@ -54,6 +54,31 @@ def test_the_trap_tells_what_was_measured():
     assert sum(expected.values()) > 40
 
 
+REMEDIES = {
+    "histc, empty range": "a range that the host knows", "normal, deviations": "randn_like", "pinv": "hot path",
+    "segment_reduce": "unsafe=True", "torch.cholesky": "cholesky_ex", "matrix_exp": "hot path", "lstsq": "qr",
+    "inv_ex, checked": "check_errors=False", "lu_factor_ex, checked": "check_errors=False", "ldl_solve": "hot path",
+    "where with a host number": "Python number", "ctc_loss": "hot path", "new, list": "pinned ring",
+}  # fmt: skip
+
+
+def test_each_has_a_remedy_of_its_own():
+    with sync_trap() as trap:
+        for name, call in of_relatives():
+            if name in REMEDIES:
+                with hot_path(name):
+                    call()
+    found = {finding.evidence["hot path"]: finding for finding in trap.watch.findings}
+    assert {name for name, finding in found.items() if REMEDIES[name] not in finding.remedy} == set()
+    assert found["torch.cholesky"].evidence["operation"] == "torch.cholesky" and set(found) >= {"pinv", "lstsq"}
+
+
+def test_a_function_that_only_passes_a_call_on_is_not_what_was_called():
+    with sync_trap() as trap, hot_path("decode"):
+        torch.unique(torch.zeros(3, device="cuda"))
+    assert [finding.evidence["operation"] for finding in trap.watch.findings] == ["torch.unique"]
+
+
 @pytest.mark.skipif(not os.environ.get("MRV2_OPERATORS"), reason="MRV2_OPERATORS=1 runs it: some 3,400 samples")
 def test_the_trap_tells_what_torch_s_own_samples_do():
     found = told(operators("cuda"))
