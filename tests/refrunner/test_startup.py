@@ -1,6 +1,7 @@
 """The phases before the first step: nothing of a request changes, everything is loaded, and the log says what runs."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from mrv2.checks.virtual import virtual_device
 from mrv2.fuzz.programs import random_workload
 from mrv2.fuzz.targets.reference import ReferenceTarget
-from mrv2.fuzz.workload import Driver
+from mrv2.fuzz.workload import Driver, WorkloadRequest
 from mrv2.refrunner.api import NewRequest, SamplingParams, Step
 from mrv2.refrunner.errors import ConfigurationError
 from mrv2.refrunner.kernels import attention, block_table, gumbel, input_prep, logprobs
@@ -94,6 +95,28 @@ def test_no_step_loads_a_kernel(loaded, graphs):
         runner.close()
     assert trace.crash is None and len(trace.steps) > 30
     assert len({name for name, *_ in at_start}) >= 9
+    assert loaded == at_start
+
+
+EVERYTHING = SamplingParams(
+    temperature=0.8, seed=3, repetition_penalty=1.1, allowed_token_ids=tuple(range(99)), logit_bias=((3, 0.5),),
+    bad_words=((5, 6),), min_p=0.01, top_k=20, top_p=0.9, stop_token_ids=(9,), min_tokens=1, logprobs=2,
+    prompt_logprobs=1, logprob_token_ids=(1, 2), max_tokens=6,
+)  # fmt: skip
+
+
+def test_no_stage_of_the_sampler_loads_a_kernel(loaded):
+    """Every parameter at once, beside plain requests, in batches of one to three."""
+    asked = [
+        WorkloadRequest(f"r{index}", tuple(range(1, 4 + 5 * index)), params, arrival=index)
+        for index, params in enumerate((EVERYTHING, SamplingParams(max_tokens=8), replace(EVERYTHING, logprobs=5)))
+    ]
+    with virtual_device("early"):
+        runner = build(**TRITON)
+        at_start = list(loaded)
+        trace = Driver(runner, replace(WORKLOAD, requests=tuple(asked))).run()
+        runner.close()
+    assert trace.crash is None and {len(step.scheduled) for step in trace.steps} >= {1, 2, 3}
     assert loaded == at_start
 
 
