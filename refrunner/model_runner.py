@@ -119,6 +119,7 @@ class ModelRunner:
         """A step of nobody: every kernel is launched, those that would change a request's state over no program."""
         batch = self._pad(shape)
         hidden = self._forward(batch, None)
+        self._model.compute_logits(hidden[: self.config.prompt_logprobs_chunk])  # often more than those of all draws
         sampled = self._sampler.warm_up(self._model.compute_logits(hidden[: shape.num_requests]), self._states)
         self._states.warm_up()
         self._builder.block_tables.warm_up()

@@ -14,6 +14,7 @@ from mrv2.refrunner.api import NewRequest, SamplingParams, Step
 from mrv2.refrunner.errors import ConfigurationError
 from mrv2.refrunner.kernels import attention, block_table, gumbel, input_prep, logprobs
 from mrv2.refrunner.kernels.launch import PER_STEP, Kernel
+from mrv2.refrunner.models.llama import LlamaModel
 from mrv2.refrunner.startup import largest_shape
 from mrv2.refrunner.tensors import tensors_of
 
@@ -164,6 +165,20 @@ def test_as_many_blocks_as_fit():
             assert runner._attention.cache.shape[2] == counts[-1] * 8
             assert size * 0.8 < torch.cuda.memory_allocated() <= size
     assert counts[1] - counts[0] == 256
+
+
+def test_the_trial_includes_the_logits_of_a_prompt(monkeypatch):
+    """Of the tiny model they take no more than the rest of a step; of a real vocabulary they do."""
+    rows, compute = [], LlamaModel.compute_logits
+
+    def noted(self, hidden):
+        rows.append(len(hidden))
+        return compute(self, hidden)
+
+    monkeypatch.setattr(LlamaModel, "compute_logits", noted)
+    with virtual_device():
+        build(max_num_batched_tokens=64, prompt_logprobs_chunk=40)
+    assert rows == [40, 3]
 
 
 def test_too_little_memory_for_one_request_is_refused():
