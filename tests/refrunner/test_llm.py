@@ -44,7 +44,7 @@ def is_idle(llm):
         and scheduler.requests == {}
         and not scheduler._pending_draws
         and not engine._in_flight
-        and scheduler._pool.num_free == scheduler._pool.capacity
+        and scheduler._blocks.pool.num_free == scheduler._blocks.pool.capacity
         and runner._states.row_of == {}
         and runner.invariants() == []
     )
