@@ -50,14 +50,14 @@ class Engine:
         """Whether it is open, and no step has broken off."""
         return not self._closed and self._failure is None
 
-    def add(self, request_id: str, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        """Queue a request.
+    def add(self, request_id: str, prompt: Sequence[int], sampling: SamplingParams, priority: int = 0) -> None:
+        """Queue a request; the arguments are those of ``Scheduler.add``.
 
         Raises:
             RequestError: it cannot be served, see ``Scheduler.add``, or the engine takes no more; nothing was queued.
         """
         self.require_usable()
-        self._scheduler.add(request_id, prompt, sampling)
+        self._scheduler.add(request_id, prompt, sampling, priority)
 
     def abort(self, request_id: str) -> None:
         """End a request now, with what has arrived; one that has ended or is unknown is left alone."""

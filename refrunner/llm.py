@@ -79,7 +79,7 @@ class LLM:
         runner = ModelRunner(config, checkpoint.config, checkpoint.tensors)
         windows = KVGroups.of_layers(checkpoint.config.layer_windows).windows
         self._engine = Engine(runner, runner.config, windows)
-        self._reader = PromptReader(checkpoint.config, tokenizer)
+        self._reader = PromptReader(checkpoint.config, tokenizer, config.scheduling)
         self._tokenizer = tokenizer
         self._num_requests = 0
 
@@ -104,24 +104,30 @@ class LLM:
             checkpoint, config or default_config(checkpoint, max_model_len, **settings), load_tokenizer(checkpoint)
         )
 
-    def generate(self, prompts: Prompts, sampling: Sampling = None) -> list[Completion]:
+    def generate(
+        self, prompts: Prompts, sampling: Sampling = None, *, priorities: Sequence[int] | None = None
+    ) -> list[Completion]:
         """Generate one completion per prompt, all in one continuous batch.
 
         Args:
             prompts: texts, or lists of token ids.
             sampling: parameters of every request, or a sequence with those of each; greedy by default. One that all
                 share gives prompt i its seed + i, so that equal prompts differ; those of a sequence are used as given.
+            priorities: one per prompt, if ``RunnerConfig.scheduling`` is ``"priority"``: the smaller, the sooner it is
+                served and the later preempted. All are equal by default.
 
         Raises:
             RequestError: a prompt or its parameters cannot be served (none was started), the engine is closed, or an
                 earlier call broke off.
         """
-        stream = self.stream(prompts, sampling)
+        stream = self.stream(prompts, sampling, priorities=priorities)
         for _ in stream:
             pass
         return stream.completions()
 
-    def stream(self, prompts: Prompts, sampling: Sampling = None) -> TokenStream:
+    def stream(
+        self, prompts: Prompts, sampling: Sampling = None, *, priorities: Sequence[int] | None = None
+    ) -> TokenStream:
         """Start one request per prompt and return their tokens as they arrive.
 
         All are queued when this returns. Several streams may be open at once; they share the batch, whichever of them
@@ -130,13 +136,15 @@ class LLM:
         Args:
             prompts: as for ``generate``.
             sampling: likewise.
+            priorities: likewise.
 
         Raises:
             RequestError: as for ``generate``.
         """
         self._engine.require_usable()
         encoded = self._reader.prompts(prompts)
-        names = self._add_all(encoded, self._reader.sampling_of_each(sampling, len(encoded)))
+        each = self._reader.sampling_of_each(sampling, len(encoded))
+        names = self._add_all(encoded, each, self._reader.priorities_of_each(priorities, len(encoded)))
         return TokenStream(self._engine, self._tokenizer, names)
 
     def close(self) -> None:
@@ -151,13 +159,13 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _add_all(self, prompts: list[list[int]], sampling: list[SamplingParams]) -> list[str]:
+    def _add_all(self, prompts: list[list[int]], sampling: list[SamplingParams], priorities: list[int]) -> list[str]:
         """Queue every prompt, or none."""
         names: list[str] = []
         try:
-            for prompt, params in zip(prompts, sampling, strict=True):
+            for prompt, params, priority in zip(prompts, sampling, priorities, strict=True):
                 name = f"request-{self._num_requests + len(names)}"
-                self._engine.add(name, prompt, params)
+                self._engine.add(name, prompt, params, priority)
                 names.append(name)
         except RequestError:
             for name in names:

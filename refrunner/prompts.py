@@ -16,9 +16,10 @@ from .models.tokenizer import Tokenizer
 class PromptReader:
     """Reads prompts and parameters for one model."""
 
-    def __init__(self, model: LlamaConfig, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, model: LlamaConfig, tokenizer: Tokenizer | None, scheduling: str = "fcfs") -> None:
         self._model = model
         self._tokenizer = tokenizer
+        self._scheduling = scheduling
 
     def prompts(self, prompts: object) -> list[list[int]]:
         """Token ids of every prompt.
@@ -27,6 +28,34 @@ class PromptReader:
             RequestError: this is no sequence of prompts, or one of them is no prompt for this model.
         """
         return [self._encode(prompt) for prompt in _listed(prompts)]
+
+    def priorities_of_each(self, priorities: object, count: int) -> list[int]:
+        """Priority of each of ``count`` prompts; 0 if none is given.
+
+        Raises:
+            RequestError: priorities of another number or kind, or the scheduler knows none.
+        """
+        if priorities is None:
+            return [0] * count
+        if self._scheduling != "priority":
+            raise RequestError(
+                f"priorities={shown(priorities)}",
+                f"they count with RunnerConfig.scheduling='priority' only, and it is {self._scheduling!r}",
+                "requests would be served in order of arrival, as if nobody had asked for another one",
+                "scheduling='priority', or no priorities",
+            )
+        try:
+            numbers = [whole_number(priority) for priority in _ordered(priorities)]
+        except TypeError:
+            numbers = []
+        if len(numbers) != count:
+            raise RequestError(
+                f"priorities={shown(priorities)} for {count} prompts",
+                "it is a sequence of whole numbers, as many as there are prompts",
+                "the smaller one is served first, so each prompt needs one that can be compared",
+                "a list such as [0, 1, 1]",
+            )
+        return numbers
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):

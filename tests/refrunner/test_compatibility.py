@@ -9,13 +9,15 @@ from mrv2.refrunner.compatibility import PAIRS
 from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.errors import ConfigurationError
 
-# The opposite of each field that the table names, which excludes nothing.
-NEUTRAL = {"device": "cuda", "attention": "triton", "graph_mode": "eager", "memory_fraction": 0.0}
-VALUES = {"memory_fraction": 0.5}
+# Beside the defaults, which exclude nothing.
+NEUTRAL = {"device": "cuda", "attention": "triton"}
+# For settings that any value above zero turns on.
+ON = {"bool": True, "int": 1, "float": 0.5}
+TYPES = {field.name: field.type for field in fields(RunnerConfig)}
 
 
 def value(setting):
-    return setting.values[0] if setting.values else VALUES[setting.field]
+    return setting.values[0] if setting.values else ON[TYPES[setting.field]]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -39,12 +39,13 @@ def is_idle(llm):
     """Nothing of a request is left in scheduler, pool or runner."""
     engine = llm._engine
     scheduler, runner = engine._scheduler, engine._runner
+    pool = scheduler._blocks.pool
     return (
         not scheduler.has_work
         and scheduler.requests == {}
         and not scheduler._pending_draws
         and not engine._in_flight
-        and scheduler._blocks.pool.num_free == scheduler._blocks.pool.capacity
+        and pool.num_free == pool.capacity
         and runner._states.row_of == {}
         and runner.invariants() == []
     )
@@ -445,3 +446,25 @@ def test_the_same_calls_make_the_same_steps(checkpoint):
         assert not device.findings
         runs.append((steps, tokens(done)))
     assert runs[0] == runs[1] == runs[2]
+
+
+def test_priorities_decide_who_is_served_first(checkpoint):
+    llm = LLM(checkpoint, replace(CONFIG, max_num_reqs=1, scheduling="priority"))
+    deltas = list(llm.stream([[5, 6], [7, 8], [9]], SamplingParams(max_tokens=3), priorities=[2, 0, 1]))
+    assert list(dict.fromkeys(delta.index for delta in deltas)) == [1, 2, 0]
+    assert is_idle(llm)
+
+
+@pytest.mark.parametrize("priorities", [[1], [1, 2, 3], [1.5, 2], "12", 7, [True, 1]])
+def test_priorities_of_another_kind_or_number_are_refused(checkpoint, priorities):
+    llm = LLM(checkpoint, replace(CONFIG, scheduling="priority"))
+    with pytest.raises(RequestError, match="for 2 prompts") as caught:
+        llm.generate([[5], [6]], priorities=priorities)
+    assert all((caught.value.subject, caught.value.rule, caught.value.reason, caught.value.remedy))
+    assert is_idle(llm)
+
+
+def test_priorities_that_nothing_heeds_are_refused(llm):
+    with pytest.raises(RequestError, match="scheduling='priority' only"):
+        llm.generate([[5]], priorities=[1])
+    assert len(llm.generate([[5]], SamplingParams(max_tokens=1))) == 1
