@@ -10,12 +10,12 @@ two waits of one function matters to nobody who calls it: it is kept once, howev
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 #: Effects of one stretch beyond which it is cut.
-_LONGEST = 4000
+_LONGEST = 1000
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,34 @@ class Effect:
         return any((node, not way) in other.arms for node, way in self.arms)
 
 
-#: Effects without a wait in between: each where it came first and, marked, where it came last.
-Stretch: TypeAlias = dict[tuple[Effect, bool], None]
+class Stretch:
+    """Effects without a wait in between: each where it came first and where it came last since its memory was new.
+
+    In between it could break the rule only where it breaks it there as well.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Effect, bool, int], None] = {}
+        self._fresh: Counter[str | None] = Counter()
+
+    def __iter__(self) -> Iterator[Effect]:
+        return (effect for effect, _, _ in self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, effect: Effect) -> bool:
+        """One more; says whether there is room for others."""
+        if len(self._kept) >= _LONGEST:
+            return False
+        age = self._fresh[effect.buffer]
+        self._fresh[effect.buffer] += effect.verb == "fresh"
+        if (effect, False, age) in self._kept:
+            self._kept.pop((effect, True, age), None)
+            self._kept[effect, True, age] = None
+        else:
+            self._kept[effect, False, age] = None
+        return True
 
 
 class Effects:
@@ -58,12 +84,12 @@ class Effects:
     """
 
     def __init__(self) -> None:
-        self.head: Stretch = {}
+        self.head = Stretch()
         self.tail: Stretch | None = None
         self._between: dict[tuple[Effect, ...] | Effects, None] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.head) or self.waits
+        return bool(len(self.head)) or self.waits
 
     @property
     def waits(self) -> bool:
@@ -75,28 +101,30 @@ class Effects:
         if effect.verb == "wait":
             self._wait()
             return
-        stretch = self.head if self.tail is None else self.tail
-        if (effect, False) not in stretch:
-            if len(stretch) < _LONGEST:
-                stretch[effect, False] = None
-            return
-        stretch.pop((effect, True), None)
-        stretch[effect, True] = None
+        self._last.add(effect)
+
+    @property
+    def _last(self) -> Stretch:
+        return self.head if self.tail is None else self.tail
 
     def add_call(self, callee: Effects, arms: frozenset[tuple[int, bool]]) -> None:
         """What a function does that it calls, where its own conditions led."""
-        for effect in _in_order(callee.head):
-            self.add(_led(effect, arms))
+        self._add_all(callee.head, arms)
         if callee.tail is not None:
             self._wait()
             self._between[callee] = None
-            for effect in _in_order(callee.tail):
-                self.add(_led(effect, arms))
+            self._add_all(callee.tail, arms)
+
+    def _add_all(self, stretch: Stretch, arms: frozenset[tuple[int, bool]]) -> None:
+        into = self._last
+        for effect in stretch:
+            if not into.add(_led(effect, arms)):
+                return
 
     def _wait(self) -> None:
         if self.tail:
-            self._between[tuple(_in_order(self.tail))] = None
-        self.tail = {}
+            self._between[tuple(self.tail)] = None
+        self.tail = Stretch()
 
     def stretches_between(self) -> Iterator[tuple[Effect, ...]]:
         """All stretches between two waits, each once."""
@@ -111,10 +139,6 @@ class Effects:
                 ahead.extend(reversed(one._between))
             else:
                 yield one
-
-
-def _in_order(stretch: Stretch) -> Iterator[Effect]:
-    return (effect for effect, _ in stretch)
 
 
 def _led(effect: Effect, arms: frozenset[tuple[int, bool]]) -> Effect:
@@ -137,14 +161,14 @@ def rewritten(hot_paths: Iterable[Effects]) -> Iterator[tuple[Effect, Effect]]:
 
 def _stretches_of_two(step: Effects) -> Iterator[list[tuple[int, Effect]]]:
     """The stretches of a step that runs twice; each effect with the step that it is of."""
-    head = list(_in_order(step.head))
+    head = list(step.head)
     if step.tail is None:
         yield [(number, effect) for number in range(2) for effect in head]
         return
     yield [(0, effect) for effect in head]
     for stretch in step.stretches_between():
         yield [(0, effect) for effect in stretch]
-    yield [*((0, effect) for effect in _in_order(step.tail)), *((1, effect) for effect in head)]
+    yield [*((0, effect) for effect in step.tail), *((1, effect) for effect in head)]
 
 
 def _within(stretch: Iterable[tuple[int, Effect]], seen: set[tuple[str, str, int]]) -> Iterator[tuple[Effect, Effect]]:
