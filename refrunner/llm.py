@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from .api import SamplingParams
+from .api import LogitsFault, SamplingParams, TokenLogprobs
 from .config import RunnerConfig
 from .engine import Engine
 from .errors import RequestError
@@ -35,6 +35,9 @@ class Completion:
         logprobs: natural log-probability of each under the model's own distribution.
         finish_reason: ``"stop"``, ``"length"`` or ``"abort"``.
         seed: seed of the request's noise, also when it was drawn here; None for greedy requests without one.
+        top_logprobs: more on each token, if ``SamplingParams.logprobs`` or ``logprob_token_ids`` asks for it.
+        prompt_logprobs: on each token of the prompt, None for the first; None without ``prompt_logprobs``.
+        faults: by index of the token, where the model's logits were NaN or left nothing to draw from.
     """
 
     text: str
@@ -42,6 +45,9 @@ class Completion:
     logprobs: tuple[float, ...]
     finish_reason: str
     seed: int | None
+    top_logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    faults: Mapping[int, LogitsFault] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -236,6 +242,9 @@ class TokenStream(Iterator[Delta]):
                 tuple(request.logprobs),
                 request.finish_reason or "abort",
                 request.sampling.seed,
+                tuple(request.top_logprobs),
+                request.prompt_logprobs,
+                dict(request.faults),
             )
             for request in self._requests
         ]

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .api import NewRequest, SamplingParams, Step, StepOutput
+from .api import LogitsFault, NewRequest, SamplingParams, Step, StepOutput, TokenLogprobs
 from .config import RunnerConfig
 from .errors import RequestError
 from .kv_cache_manager import KVCacheManager, PrefixCacheStats, RequestBlocks
@@ -37,6 +37,9 @@ class TrackedRequest:
         turn: its place in the order of service, smaller first: priority, then arrival.
         blocks: KV blocks held.
         logprobs: one per arrived token.
+        top_logprobs: one per arrived token, if the parameters ask for them.
+        prompt_logprobs: one per token of the prompt, likewise; None until the first token has arrived.
+        faults: by index of the token drawn from faulty logits.
         num_computed: tokens computed by all steps scheduled so far.
         in_flight: draws scheduled whose tokens have not arrived.
         was_preempted: whether it has lost its row before.
@@ -50,6 +53,9 @@ class TrackedRequest:
     turn: tuple[int, int]
     blocks: RequestBlocks
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    faults: dict[int, LogitsFault] = field(default_factory=dict)
     num_computed: int = 0
     in_flight: int = 0
     was_preempted: bool = False
@@ -64,6 +70,16 @@ class TrackedRequest:
     def output_token_ids(self) -> tuple[int, ...]:
         """Generated tokens that have arrived."""
         return tuple(self.token_ids[self.prompt_len :])
+
+    def take(self, output: StepOutput) -> None:
+        """Add what a step has drawn for this request."""
+        name = self.request_id
+        if name in output.faults:
+            self.faults[len(self.token_ids) - self.prompt_len] = output.faults[name]
+        self.token_ids.extend(output.token_ids[name])
+        self.logprobs.extend(output.logprobs[name])
+        self.top_logprobs.extend(output.top_logprobs.get(name, ()))
+        self.prompt_logprobs = output.prompt_logprobs.get(name, self.prompt_logprobs)
 
 
 @dataclass
@@ -193,8 +209,7 @@ class Scheduler:
             request.in_flight -= 1
             # A request may have ended while its draw was in flight: aborted, or stopped by an earlier token.
             if request.finish_reason is None:
-                request.token_ids.extend(output.token_ids[request.request_id])
-                request.logprobs.extend(output.logprobs[request.request_id])
+                request.take(output)
                 self._finish_if_complete(request)
 
     def _schedule_running(self, request: TrackedRequest, decision: _Decision) -> None:

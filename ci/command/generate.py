@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,6 +34,25 @@ def generate(
     seed: Annotated[
         int | None, typer.Option(metavar="S", help="Seed of the draws, 64 bits; one is drawn if not given.")
     ] = None,
+    top_k: Annotated[int, typer.Option(metavar="K", help="Keep the K most likely tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float, typer.Option(metavar="P", help="Keep the likeliest tokens up to this probability.")] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(metavar="P", help="Keep tokens at least so likely relative to the likeliest.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(metavar="R", help="Above 1 makes tokens of prompt and output less likely.")
+    ] = 1.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(metavar="F", help="Subtracted from a logit for each occurrence in the output.")
+    ] = 0.0,
+    presence_penalty: Annotated[
+        float, typer.Option(metavar="F", help="Subtracted from a logit if the token is in the output.")
+    ] = 0.0,
+    min_tokens: Annotated[int, typer.Option(metavar="N", help="No stop token before so many tokens.")] = 0,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(metavar="K", help="Report the K likeliest tokens beside each, in --json.", show_default=False),
+    ] = None,
     device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, or cuda with or without an index.")] = "cpu",
     attention: Annotated[
         str, typer.Option(metavar="NAME", help="torch, the reference, or triton, whose layers are kernels.")
@@ -54,7 +74,19 @@ def generate(
 
         if json:
             check_destination(json)
-        sampling = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
+        sampling = SamplingParams(
+            temperature=temperature,
+            seed=seed,
+            max_tokens=max_tokens,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            min_tokens=min_tokens,
+            logprobs=logprobs,
+        )
         settings = {"device": device, "attention": attention, "graph_mode": graph_mode}
         with compiled_kernels(), LLM.from_model(model, max_model_len=max_model_len, **settings) as llm:
             done = _run(llm, prompt, sampling, stream)
@@ -96,5 +128,8 @@ def _as_report(model: str, prompt: str, done: Completion) -> Report:
         "logprobs": list(done.logprobs),
         "finish_reason": done.finish_reason,
         "seed": done.seed,
+        "faults": {str(index): asdict(fault) for index, fault in done.faults.items()},
     }
+    if done.top_logprobs:
+        metrics["top_logprobs"] = [asdict(entry) for entry in done.top_logprobs]
     return Report("generate", describe(), None, metrics=metrics)

@@ -55,6 +55,17 @@ def test_seed_repeats_a_draw() -> None:
     assert generate(*options).stdout == first.stdout
 
 
+def test_sampling_parameters_reach_the_sampler(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    options = ("--prompt", "abc", "--max-tokens", "4", "--temperature", "1", "--seed", "5", "--json", str(path))
+    assert generate(*options, "--top-k", "1", "--logprobs", "2").exit_code == 0
+    metrics = json.loads(path.read_text())["metrics"]
+    assert [entry["rank"] for entry in metrics["top_logprobs"]] == [1] * 4
+    assert [entry["token_ids"][0] for entry in metrics["top_logprobs"]] == metrics["token_ids"]
+    assert [len(entry["values"]) for entry in metrics["top_logprobs"]] == [2] * 4
+    assert metrics["faults"] == {}
+
+
 def test_a_stream_is_the_same_text() -> None:
     options = ("--prompt", "abc", "--max-tokens", "5", "--temperature", "1", "--seed", "5")
     assert generate(*options, "--stream").stdout == generate(*options).stdout
@@ -74,6 +85,11 @@ def test_graphs_on_the_virtual_device() -> None:
         (("--prompt", "abc", "--temperature", "nan"), "SamplingParams.temperature=nan"),
         (("--prompt", "abc", "--temperature", "-1"), "SamplingParams.temperature=-1.0"),
         (("--prompt", "abc", "--temperature", "inf"), "SamplingParams.temperature=inf"),
+        (("--prompt", "abc", "--top-k", "-1"), "SamplingParams.top_k=-1"),
+        (("--prompt", "abc", "--top-p", "0"), "SamplingParams.top_p=0.0"),
+        (("--prompt", "abc", "--min-p", "1.5"), "SamplingParams.min_p=1.5"),
+        (("--prompt", "abc", "--repetition-penalty", "0"), "SamplingParams.repetition_penalty=0.0"),
+        (("--prompt", "abc", "--presence-penalty", "nan"), "SamplingParams.presence_penalty=nan"),
         (("--prompt", "abc", "--graph-mode", "full"), "graph_mode='full' with device='cpu'"),
         (("--prompt", "abc", "--attention", "flash"), "RunnerConfig.attention='flash'"),
         (("--prompt", "abc", "--max-tokens", "0"), "SamplingParams.max_tokens=0"),
