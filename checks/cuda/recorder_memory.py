@@ -112,7 +112,7 @@ class Memory:
 
     def seen(self, tensor: Tensor, stack: Stack) -> Block | None:
         """The block of a device or pinned tensor that may have been made before, or out of sight."""
-        block = self.blocks.find(tensor.data_ptr())
+        block = self.storages.get(self._runtime.backend.base_of(tensor)) or self.blocks.find(tensor.data_ptr())
         if block is not None or tensor.numel() == 0:
             return block
         backend = self._runtime.backend

@@ -107,7 +107,7 @@ class Operators:
         operator = operator_of(func)
         if operator.composite:
             return self._decompose(operator, func, args, kwargs)
-        return func(*args, **kwargs) if operator.view else self._call(operator, func, args, kwargs)
+        return operator.compute(*args, **kwargs) if operator.view else self._call(operator, func, args, kwargs)
 
     def _decompose(self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """In inference mode composite operators arrive whole, and some of them look like views but are not."""

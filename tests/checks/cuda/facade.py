@@ -46,8 +46,11 @@ class Backend:
             return storage, storage.data_ptr(), storage.nbytes()
 
     def base_of(self, tensor):
-        owner = tensor._face.owner
-        return owner.block.base if isinstance(owner, memory.Ownership) else tensor.data_ptr()
+        with below_modes():
+            if not isinstance(tensor, DeviceTensor):
+                return tensor.untyped_storage().data_ptr()
+            owner = tensor._face.owner
+            return owner.block.base if isinstance(owner, memory.Ownership) else tensor.data_ptr()
 
     def stream_of_memory(self, address):
         queue = self.runtime.find_block(address).queue
