@@ -176,6 +176,8 @@ def install(runtime: CudaRuntime) -> Callable[[], None]:
     state = _trace_state()
     before = state is not None and state.value
     torch._C._activate_gpu_trace()
+    if state is not None:
+        state.value = True  # torch sets it only the first time
 
     def undo() -> None:
         if state is not None:

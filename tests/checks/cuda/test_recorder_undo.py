@@ -38,6 +38,14 @@ def test_nothing_is_left_behind():
     assert state() == before
 
 
+@pytest.mark.parametrize("time", [1, 2])
+def test_torch_calls_back_each_time(time):
+    with on_facade():
+        flag = _trace_state()
+        assert flag is None or flag.value
+    assert flag is None or not flag.value
+
+
 def test_nothing_is_left_behind_by_a_program_that_raises():
     before = state()
     with pytest.raises(TypeError), on_facade():
