@@ -16,6 +16,12 @@ from .paged_cache import PagedCache
 #: Keys in one turn of a program's loop.
 KEYS = 32
 
+#: Several threads hold the same score and store it to one place. Fused into the first addition of its sum, a product is
+#: rounded in one of them and not in the other: their scores differ in the last bits, and which is kept differs from
+#: run to run. compute-sanitizer's racecheck shows both values; that fusion is why is inferred from the threads that
+#: differ.
+LAUNCH = {"enable_fp_fusion": False}
+
 
 class TritonPagedAttention(PagedCache):
     """Attention backend for prefill and decode, with grouped heads.
@@ -57,7 +63,7 @@ class TritonPagedAttention(PagedCache):
             batch.query_start_loc, batch.positions, out, requests, self._scale,
             WINDOW=self._groups.windows[kv_group], BLOCK_SIZE=self._block_size, HEADS=self._heads,
             GROUP=group, GROUP_LANES=_lanes(group), HEAD_DIM=self._head_dim, DIM_LANES=_lanes(self._head_dim),
-            REQUEST_LANES=self._request_lanes, KEYS=KEYS,
+            REQUEST_LANES=self._request_lanes, KEYS=KEYS, **LAUNCH,
         )  # fmt: skip
         return out
 
