@@ -18,7 +18,7 @@ import inspect
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +30,7 @@ from triton.runtime.jit import JITFunction, mangle_type
 
 from ..events import ByteRange, OperationKind
 from ..findings import Site
+from ..sync.waits import Certainty, WaitKind
 from ..triton_cpu.autotune import run_first_config
 from ..triton_cpu.errors import Unsupported
 from ..triton_cpu.fallback import notice
@@ -40,6 +41,7 @@ from ..triton_cpu.prepared import prepared
 from ..triton_cpu.variants import extents
 from .kernel_conflicts import Conflict, conflicts
 from .kernel_findings import KernelReport
+from .loaded_kernels import LoadedKernels
 from .masked_lanes import MaskedLanes
 from .patching import Patches
 from .runtime import Block, Runtime
@@ -91,10 +93,11 @@ _WHOLE = {int}
 
 @dataclass(frozen=True)
 class _Way:
-    """How kernels run: what ``install`` was told."""
+    """How kernels run: what ``install`` was told, and which of them a GPU would have loaded by now."""
 
     compiled: bool
     masked_lanes: MaskedLanes
+    loaded: LoadedKernels = field(default_factory=LoadedKernels)
 
 
 def _launch(runtime: Runtime, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], way: _Way) -> None:
@@ -102,8 +105,11 @@ def _launch(runtime: Runtime, kernel: Any, grid: Any, args: tuple[Any, ...], kwa
         hook(*args, **kwargs)
     with torch._C.DisableTorchFunction():
         launch = _prepare(runtime, kernel, grid, args, kwargs, way)
+        loads = launch is not None and runtime.wait_guard is not None and way.loaded.adds(kernel, args, kwargs)
     if launch is not None:
         report = launch.report
+        if loads:
+            runtime.host_waits(WaitKind.MODULE, f"the first launch of {kernel.__name__}", certainty=Certainty.DEPENDS)
         runtime.enqueue(report.name, OperationKind.KERNEL, launch.run, open=True, blocks=report.blocks)
 
 
