@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from ..errors import CheckError
 from ..findings import Finding, Site, Verdict
 from ..hot_path import compiling, current_entry, open_entries
 from ..libraries import portable
-from ..sync.called import outermost
+from ..semantics import PAGEABLE_STAGING_LIMIT
+from ..sync.called import name_of, outermost
 from ..sync.rules import ASKED_FOR, operation_of, rule_of, wait_of
 from ..sync.settings import Settings
 from ..sync.waits import Cause, Certainty, WaitKind
@@ -28,12 +30,11 @@ from ..virtual.stacks import library_frames, whole_stack
 from .call_sites import called_at, caller_in, operator_of
 from .copies import LONG_NS
 from .device import CudaDevice, Device
-from .judges import Judge
 from .kinds import cause_of
 from .patches import CallPatches, Wrap
 from .progress import Progress
 from .sync_warnings import SyncWarnings
-from .table import CALLS, Call
+from .table import CALLS, Call, Way
 
 
 class _Doing:
@@ -41,14 +42,14 @@ class _Doing:
 
     Attributes:
         warned: in a patched call, how often torch has warned; else None.
-        loaded: whether a kernel was loaded in it.
+        loaded: when it last loaded a kernel, by the device's clock.
     """
 
     __slots__ = ("loaded", "warned")
 
     def __init__(self) -> None:
         self.warned: int | None = None
-        self.loaded = False
+        self.loaded = -1
 
 
 class _Thread(threading.local):
@@ -97,6 +98,7 @@ class CudaTrap:
             called = f"{owner.__name__}.{name}"
             given = self._freeing(WaitKind.FREE_HOST, called, self._device.host_frees, 1)
             self._patches.function(owner, name, given)
+        self._patches.method(torch.cuda.CUDAGraph, "replay", partial(self._launching, name="CUDAGraph.replay"))
         self._patch_triton()
         self._patches.install()
         self.warnings.arm()
@@ -119,7 +121,7 @@ class CudaTrap:
         elif current_entry() is not None:
             frames = library_frames()
             operator = next((found for frame in frames if (found := operator_of(frame)) is not None), None)
-            called = outermost(frames[1:]) or called_at(caller_in(frames))
+            called = outermost(frames[1:]) or name_of(operator) or called_at(caller_in(frames))
             self._tell(cause_of(called, operator), called)
 
     def _tell(self, cause: Cause, called: str | None) -> None:
@@ -151,12 +153,18 @@ class CudaTrap:
     # Calls
 
     def _wrap(self, call: Call) -> None:
-        wrap = self._launching if call.silent else self._guarded
+        wraps = {
+            Way.GUARDED: self._guarded,
+            Way.MOVES: self._moving,
+            Way.COPIES: self._copying,
+            Way.INDEXES: self._indexing,
+        }
         for owner in self._owners(call):
+            wrap = partial(wraps[call.way], call=call)
             if isinstance(owner, type):
-                self._patches.method(owner, call.attribute, lambda original, wrap=wrap: wrap(original, call))
+                self._patches.method(owner, call.attribute, wrap)
             else:
-                self._patches.function(owner, call.attribute, lambda original, wrap=wrap: wrap(original, call))
+                self._patches.function(owner, call.attribute, wrap)
 
     def _owners(self, call: Call) -> tuple[Any, ...]:
         """Where a call is found: a kind of tensor may have its own."""
@@ -166,7 +174,7 @@ class CudaTrap:
 
     def _guarded(self, original: Any, call: Call) -> Callable[..., Any]:
         """A call that waits only if torch warns of it."""
-        thread, judge, name, is_free = self._thread, call.judge, call.name, call.is_free
+        thread, is_free = self._thread, call.is_free
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
             if not open_entries() or is_free(args):
@@ -180,51 +188,99 @@ class CudaTrap:
             finally:
                 warned, doing.warned = doing.warned, None
                 if warned:
-                    self._judged(judge, name, warned, args, kwargs, result, 0)
+                    self._judged(call, warned, args, kwargs, result, 0)
             return result
 
         return guarded
 
-    def _launching(self, original: Any, call: Call) -> Callable[..., Any]:
-        """A call that may wait though torch does not warn."""
-        thread, judge, name, is_free, now = self._thread, call.judge, call.name, call.is_free, self._device.now_ns
-        queues = not call.allocates
+    def _indexing(self, original: Any, call: Call) -> Callable[..., Any]:
+        """The same for indexing, of which there is more than of anything else."""
+        guarded, is_free = self._guarded(original, call), call.is_free
 
-        def launching(*args: Any, **kwargs: Any) -> Any:
+        def indexing(*args: Any) -> Any:
+            if type(args[1]) is int and len(args) == 2:
+                return original(*args)
+            return original(*args) if not open_entries() or is_free(args) else guarded(*args)
+
+        return indexing
+
+    def _moving(self, original: Any, call: Call) -> Callable[..., Any]:
+        """A call that may move data between the sides, and then wait though torch does not warn."""
+        thread, is_free, now = self._thread, call.is_free, self._device.now_ns
+
+        def moving(*args: Any, **kwargs: Any) -> Any:
             if not open_entries() or is_free(args):
                 return original(*args, **kwargs)
             doing = thread.doing
             if doing.warned is not None:
                 return original(*args, **kwargs)
-            doing.warned, doing.loaded, begin = 0, False, now()
+            doing.warned, begin = 0, now()
             try:
                 result = original(*args, **kwargs)
             except BaseException:
                 warned, doing.warned = doing.warned, None
                 if warned:
-                    self._judged(judge, name, warned, args, kwargs, None, 0)
+                    self._judged(call, warned, args, kwargs, None, 0)
                 raise
             took, warned, doing.warned = now() - begin, doing.warned, None
-            if not self._judged(judge, name, warned, args, kwargs, result, took) and took > LONG_NS and queues:
-                self._took_long(name)
+            if not self._judged(call, warned, args, kwargs, result, took) and took > LONG_NS and not call.allocates:
+                self._took_long(call.name, begin)
+            return result
+
+        return moving
+
+    def _copying(self, original: Any, call: Call) -> Callable[..., Any]:
+        """The same for ``copy_``, which every step makes: what surely does not wait is passed on at little cost."""
+        thread, now, moving = self._thread, self._device.now_ns, self._moving(original, call)
+
+        def copying(target: Any, src: Any, non_blocking: bool = False) -> Any:
+            to_device = target.is_cuda
+            if not open_entries() or getattr(src, "is_cuda", to_device) is to_device:
+                return original(target, src, non_blocking)
+            doing = thread.doing
+            if doing.warned is not None or not non_blocking:
+                return moving(target, src, non_blocking)
+            if src.nbytes > PAGEABLE_STAGING_LIMIT or not (
+                to_device or (target.is_contiguous() and target.is_pinned())
+            ):
+                return moving(target, src, non_blocking)
+            begin = now()
+            result = original(target, src, non_blocking)
+            took = now() - begin
+            if took > LONG_NS and not self._judged(call, 0, (target, src), {}, result, took):
+                self._took_long(call.name, begin)
+            return result
+
+        return copying
+
+    def _launching(self, original: Any, name: str) -> Callable[..., Any]:
+        """A call that gives the device work, and waits if the launch queue is full."""
+        now = self._device.now_ns
+
+        def launching(*args: Any, **kwargs: Any) -> Any:
+            if not open_entries():
+                return original(*args, **kwargs)
+            begin = now()
+            result = original(*args, **kwargs)
+            if now() - begin > LONG_NS:
+                self._took_long(name, begin)
             return result
 
         return launching
 
-    def _judged(
-        self, judge: Judge, name: str, warned: int | None, args: Any, kwargs: Any, result: Any, took: int
-    ) -> bool:
+    def _judged(self, call: Call, warned: int | None, args: Any, kwargs: Any, result: Any, took: int) -> bool:
         """Judge a call that is over, and tell of it if it waited."""
-        cause = judge(warned or 0, args, kwargs, result, took)
+        cause = call.judge(warned or 0, args, kwargs, result, took)
         if cause is None and warned:
-            cause = Cause(WaitKind.INSIDE, name)
-        if cause is not None:
-            self._tell(cause, outermost(library_frames()[1:]) or name)
-        return cause is not None
+            cause = Cause(WaitKind.INSIDE, call.name)
+        if cause is None or (cause.certainty is Certainty.DEPENDS and not self._device.busy()):
+            return False
+        self._tell(cause, outermost(library_frames()[1:]) or call.name)
+        return True
 
-    def _took_long(self, name: str) -> None:
+    def _took_long(self, name: str, begin: int) -> None:
         """A launch kept the host, for no reason that is known, while the device was busy: behind a full queue."""
-        if not self._thread.doing.loaded and not self._device.capturing() and self._device.busy():
+        if self._thread.doing.loaded < begin and not self._device.capturing() and self._device.busy():
             self._tell(Cause(WaitKind.QUEUE, name, certainty=Certainty.DEPENDS), None)
 
     # Events, streams, devices
@@ -372,14 +428,13 @@ class CudaTrap:
             from triton.runtime.jit import JITFunction
         except ImportError:
             return
-        launch = Call(JITFunction, "run", "a launch of a Triton kernel", lambda *_: None, silent=True)
-        self._wrap(launch)
+        self._patches.method(JITFunction, "run", partial(self._launching, name="a launch of a Triton kernel"))
         self._patches.method(CompiledKernel, "_init_handles", self._loading)
 
     def _loading(self, original: Any) -> Callable[..., Any]:
         def loads(kernel: Any) -> Any:
             if kernel.module is None:
-                self._thread.doing.loaded = True
+                self._thread.doing.loaded = self._device.now_ns()
                 if open_entries():
                     self._tell(Cause(WaitKind.MODULE, f"the first launch of {kernel.name}"), None)
             return original(kernel)
@@ -423,12 +478,9 @@ def cuda_sync_trap(settings: Settings | None = None, *, device: Device | None = 
         require_cuda("cuda_sync_trap")
         device = CudaDevice()
     trap = CudaTrap(settings, device)
-    with trap.watch:
+    with trap.watch, contextlib.closing(trap):
         trap.open()
-        try:
-            yield trap
-        finally:
-            trap.close()
+        yield trap
 
 
 def require_cuda(subject: str) -> None:

@@ -19,6 +19,8 @@ from .native_warnings import NativeWarnings
 
 #: How torch begins such a warning.
 MESSAGE = "called a synchronizing CUDA operation"
+#: What torch says of its own mode when that is first set; the trap is there because it is so.
+PROTOTYPE = "Synchronization debug mode is a prototype feature"
 #: The mode in which torch warns, as ``torch.cuda.set_sync_debug_mode`` numbers them.
 WARN = 1
 #: Functions of ``warnings`` that put filters in front of others.
@@ -46,10 +48,11 @@ class SyncWarnings:
         message: str = MESSAGE,
     ) -> None:
         self._noticed, self._get_mode, self._set_mode, self._message = noticed, get_mode, set_mode, message
-        self._filter = ("always", re.compile(re.escape(message)), Warning, None, 0)
+        pattern = "|".join(map(re.escape, (message, PROTOTYPE)))
+        self._filter = ("always", re.compile(pattern), Warning, None, 0)
         self._native = NativeWarnings(self._hear)
         self._patches = Patches()
-        self._mode = 0
+        self._mode = get_mode()
 
     def arm(self) -> None:
         """Let torch warn, and listen."""
@@ -58,7 +61,11 @@ class SyncWarnings:
         for name in _FILTERING:
             self._patches.set(warnings, name, self._filtering(getattr(warnings, name)))
         self._come_first()
-        self._set_mode(WARN)
+        try:
+            self._set_mode(WARN)
+        except BaseException:
+            self.disarm()
+            raise
 
     def disarm(self) -> None:
         """Leave everything as it was before."""
@@ -88,7 +95,8 @@ class SyncWarnings:
         """In the place of the function that Python shows a warning with."""
 
         def shown(message: Any) -> None:
-            if not self._hear(str(message.message)):
+            text = str(message.message)
+            if not self._hear(text) and not text.startswith(PROTOTYPE):
                 show(message)
 
         return shown

@@ -5,6 +5,7 @@ What is not here is no less watched: torch warns when it waits, and the program'
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -38,6 +39,12 @@ def _is_traced(args: Sequence[Any]) -> bool:
 
 def _is_plain_index(args: Sequence[Any]) -> bool:
     index = args[1]
+    if type(index) is tuple:
+        return all(map(_is_plain, index))
+    return _is_plain(index)
+
+
+def _is_plain(index: Any) -> bool:
     if type(index) is slice:
         return type(index.start) in _PLAIN and type(index.stop) in _PLAIN and type(index.step) in _PLAIN
     return type(index) in _PLAIN
@@ -59,6 +66,15 @@ def _stays_on_its_side(args: Sequence[Any]) -> bool:
 _PLAIN = frozenset({int, type(None), type(...)})
 
 
+class Way(enum.Enum):
+    """How a call is watched."""
+
+    GUARDED = "it waits if torch warns"
+    INDEXES = "the same, and it is made very often"
+    COPIES = "the same as MOVES, and every step makes it"
+    MOVES = "it may wait without a warning, and so is judged and timed each time"
+
+
 @dataclass(frozen=True)
 class Call:
     """One function or method of torch.
@@ -68,7 +84,7 @@ class Call:
         attribute: its name there.
         name: as torch's manual has it.
         judge: says why it waited.
-        silent: whether it may wait without a warning of torch, and so is judged and timed each time.
+        way: how it is watched.
         allocates: whether it may take long because it allocates, so that its time says nothing of the launch queue.
         is_free: knows from the positional arguments, at little cost, that a call cannot wait.
     """
@@ -77,7 +93,7 @@ class Call:
     attribute: str
     name: str
     judge: Judge
-    silent: bool = False
+    way: Way = Way.GUARDED
     allocates: bool = False
     is_free: Callable[[Sequence[Any]], bool] = _never
 
@@ -106,11 +122,10 @@ CALLS: tuple[Call, ...] = (
     ),
     *_functions("tensor as_tensor asarray", builds),
     *_methods("new_tensor", builds),
-    *_methods("__getitem__", indexes, is_free=_is_plain_index),
-    *_methods("__setitem__", assigns, is_free=_is_plain_assignment),
-    *_methods("to", moves, silent=True, allocates=True, is_free=_changes_type_only),
-    *_methods("cuda cpu type type_as", moves, silent=True, allocates=True),
-    *_methods("copy_", copies, silent=True, is_free=_stays_on_its_side),
-    *_functions("_foreach_copy_", copies_each, silent=True),
-    Call(torch.cuda.CUDAGraph, "replay", "CUDAGraph.replay", lambda *_: None, silent=True),
+    *_methods("__getitem__", indexes, way=Way.INDEXES, is_free=_is_plain_index),
+    *_methods("__setitem__", assigns, way=Way.INDEXES, is_free=_is_plain_assignment),
+    *_methods("to", moves, way=Way.MOVES, allocates=True, is_free=_changes_type_only),
+    *_methods("cuda cpu type type_as", moves, way=Way.MOVES, allocates=True),
+    *_methods("copy_", copies, way=Way.COPIES, is_free=_stays_on_its_side),
+    *_functions("_foreach_copy_", copies_each, way=Way.MOVES),
 )

@@ -1,8 +1,8 @@
 """Which kernels a GPU would have loaded by now: the first launch of another one waits for the whole device.
 
-Triton makes a kernel of its own for each combination of types, compile-time constants and options, and also for whether
-an address or a number is divisible by 16, and a number 1. Compiled for the CPU it makes fewer (see ``variants``), so what
-a GPU would load is worked out apart.
+Triton makes a kernel of its own for each combination of types, compile-time constants and options, and also for
+whether an address or a number is divisible by 16, and a number 1. Compiled for the CPU it makes fewer (see
+``variants``), so what a GPU would load is worked out apart.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..events import ByteRange, EventSink, OperationKind, Space, Stack
+from ..sync.waits import Cause, Certainty, WaitKind
 
 
 class Block(Protocol):
@@ -118,6 +119,7 @@ class Runtime(HostRuntime, Protocol):
 
     sink: EventSink
     upload_guard: Callable[[Any, str], Callable[[], None]] | None
+    wait_guard: Callable[[Cause], None] | None
 
     @property
     def running(self) -> Pending | None:
@@ -135,6 +137,12 @@ class Runtime(HostRuntime, Protocol):
 
     def packed_blocks(self) -> bytes:
         """First and one-past-last address of each block, sorted, as native 64-bit words."""
+        ...
+
+    def host_waits(
+        self, kind: WaitKind, name: str, size: int | None = None, certainty: Certainty = Certainty.WAITED
+    ) -> None:
+        """The calling thread is about to wait, for a reason that a real device has as well."""
         ...
 
     def enqueue(

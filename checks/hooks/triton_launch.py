@@ -105,11 +105,11 @@ def _launch(runtime: Runtime, kernel: Any, grid: Any, args: tuple[Any, ...], kwa
         hook(*args, **kwargs)
     with torch._C.DisableTorchFunction():
         launch = _prepare(runtime, kernel, grid, args, kwargs, way)
-        loads = launch is not None and runtime.wait_guard is not None and way.loaded.adds(kernel, args, kwargs)
+        loads = runtime.wait_guard is not None and way.loaded.adds(kernel, args, kwargs)  # also for an empty grid
+    if loads:
+        runtime.host_waits(WaitKind.MODULE, f"the first launch of {kernel.__name__}", certainty=Certainty.DEPENDS)
     if launch is not None:
         report = launch.report
-        if loads:
-            runtime.host_waits(WaitKind.MODULE, f"the first launch of {kernel.__name__}", certainty=Certainty.DEPENDS)
         runtime.enqueue(report.name, OperationKind.KERNEL, launch.run, open=True, blocks=report.blocks)
 
 

@@ -1,18 +1,18 @@
 """Whether the trap reports what waits, and nothing else, for thousands of calls of torch that no table names.
 
-    python -m mrv2.ci.gpu.trap_survey OUT.json        # in the folder of a checkout
+    python -m mrv2.ci.gpu.trap_survey TRUTH.json OUT.json        # in the folder of a checkout
 
-The calls are those of ``operator_waits``. Each is measured behind a parked kernel, and made once more behind one in a
-hot path of its own. What the trap may only suspect (it depends on what else is going on) is counted apart.
+The calls are those of ``operator_waits``, and the truth is what that has measured on the same machine. Each is made
+once in a hot path of its own; what surely waits is reported whether or not the device is busy. Suspicions are counted
+apart, since they depend on what else is going on.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,40 +22,40 @@ from mrv2.checks.cuda.sync_trap import CudaTrap, cuda_sync_trap
 from mrv2.checks.findings import Verdict
 from mrv2.checks.hot_path import hot_path
 
-from .operator_waits import _cycles, operators, waits
-
-_MILLISECONDS = (10, 80)
+from .operator_waits import operators
 
 
-def survey(calls: Iterable[tuple[str, Callable[[], object]]], trap: CudaTrap) -> dict[str, Any]:
-    """Measure calls, and compare with what the trap says.
+def survey(
+    calls: Iterable[tuple[str, Callable[[], object]]], truth: Mapping[str, Any], trap: CudaTrap
+) -> dict[str, Any]:
+    """Make calls in hot paths, and compare what the trap says with what was measured.
 
     Args:
-        calls: by name; each is made some four times.
+        calls: by name; each is made twice, the first time so that its kernels are loaded.
+        truth: by name, whether it waits; anything but true and false is left out.
         trap: open.
 
     Returns:
-        how many calls waited and did not, which were missed, and which reported without waiting.
+        how many calls wait, which were missed, and which were reported and do not wait.
     """
-    cycles = tuple(map(_cycles, _MILLISECONDS))
-    truth: dict[str, bool] = {}
-    raised: dict[str, str] = {}
+    made: dict[str, bool] = {}
     for name, call in calls:
-        try:
-            truth[name] = waits(call, cycles)
-            _make_hot(name, call, cycles[0])
-        except Exception as error:  # noqa: BLE001 - what a sample raises is its own affair
-            truth.pop(name, None)
-            raised[name] = f"{type(error).__name__}: {error}"[:200]
-    return {**_compared(truth, trap), "raised": raised}
+        if isinstance(truth.get(name), bool) and _made(name, call):
+            made[name] = truth[name]
+    return _compared(made, trap)
 
 
-def _make_hot(name: str, call: Callable[[], object], cycles: int) -> None:
-    torch.cuda.synchronize()
-    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
-    with hot_path(name):
+def _made(name: str, call: Callable[[], object]) -> bool:
+    """Make a call in a hot path of its own; says whether it could be made."""
+    try:
         kept = call()
-    del kept
+        torch.cuda.synchronize()
+        with hot_path(name):
+            kept = call()
+        del kept
+    except Exception:  # noqa: BLE001 - what a sample raises is its own affair
+        return False
+    return True
 
 
 def _compared(truth: dict[str, bool], trap: CudaTrap) -> dict[str, Any]:
@@ -75,18 +75,20 @@ def _compared(truth: dict[str, bool], trap: CudaTrap) -> dict[str, Any]:
     }
 
 
-def main(path: str) -> None:
-    """Measure, and write what was found."""
+def main(truth: str, path: str) -> None:
+    """Compare, and write what was found."""
     from tests.checks.sync.relatives import calls
 
+    measured = json.loads(Path(truth).read_text())
+    found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        everything = itertools.chain(calls(), operators("cuda"))
-        with cuda_sync_trap() as trap:
-            found = survey(everything, trap)
+        for part, made in (("relatives", calls()), ("operators", operators("cuda"))):
+            with cuda_sync_trap() as trap:
+                found[part] = survey(made, measured[part], trap)
     document = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__, **found}
     Path(path).write_text(json.dumps(document, indent=0, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -98,6 +98,7 @@ class Device:
         self.engine = Engine()
         self.wrap_array = None
         self.upload_guard = None
+        self.wait_guard = None
         self._blocks = []
         self._threads = threading.local()
         self.host_lane()

@@ -9,6 +9,8 @@ import threading
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from mrv2.checks.findings import Verdict
 from mrv2.checks.hot_path import allow_sync, hot_path
@@ -394,3 +396,34 @@ def test_an_operator_that_nobody_thought_of_has_the_rule_of_its_kind():
 )
 def test_names_are_those_of_the_manual(function, name):
     assert name_of(function) == name
+
+
+@triton.jit
+def add_one(x, n, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(x + offsets, tl.load(x + offsets, offsets < n) + 1, offsets < n)
+
+
+def test_the_first_launch_of_each_variant_that_a_gpu_would_load_is_a_suspicion():
+    with sync_trap() as trap:
+        x = torch.zeros(64, device="cuda")
+        add_one[(0,)](x, 8, BLOCK=16)  # an empty launch loads it, too
+        with hot_path("warm"):
+            add_one[(1,)](x, 8, BLOCK=16)
+            add_one[(1,)](x, 9, BLOCK=16)
+        with hot_path("cold"):
+            for launch in (
+                lambda: add_one[(1,)](x, 16, BLOCK=16),  # a number that is divisible by 16
+                lambda: add_one[(1,)](x, 1, BLOCK=16),  # the number 1
+                lambda: add_one[(1,)](x[1:], 8, BLOCK=16),  # an address that is not
+                lambda: add_one[(1,)](x.int(), 8, BLOCK=16),
+                lambda: add_one[(1,)](x, 8, BLOCK=32),
+                lambda: add_one[(1,)](x, 8, BLOCK=16, num_warps=8),
+            ):
+                launch()
+                launch()
+    assert [(finding.code, finding.verdict) for finding in trap.watch.findings] == [("MRV107", Verdict.SUSPECT)] * 6
+    assert {finding.evidence["operation"] for finding in trap.watch.findings} == {"the first launch of add_one"}
+    assert {(finding.evidence["hot path"], finding.evidence["times"]) for finding in trap.watch.findings} == {
+        ("cold", 1)
+    }
