@@ -16,8 +16,6 @@ from ..libraries import TOOLKIT, folder_of
 _STAND_INS = {"DeviceTensor": "Tensor", "DeviceStorage": "UntypedStorage"}
 #: What a call through ``torch.ops`` goes through.
 _OPERATOR_CALLS = "_ops.py"
-#: What a call goes through for which a mode is asked.
-_MODES = "overrides.py"
 #: Builtin modules of torch, and where the manual has their functions.
 _PUBLIC = {"torch._C._nn": "torch.nn.functional", "torch._C._linalg": "torch.linalg", "torch._C._fft": "torch.fft"}
 
@@ -56,11 +54,8 @@ def outermost(frames: Sequence[FrameType]) -> str | None:
         if kind in _STAND_INS and code.co_filename.startswith(TOOLKIT):
             return f"{_STAND_INS[kind]}.{method}"
         if code.co_filename.startswith(folder_of("torch")):
-            file = PurePath(code.co_filename).name
-            if file == _OPERATOR_CALLS:
+            if PurePath(code.co_filename).name == _OPERATOR_CALLS:
                 return None
-            if file == _MODES:
-                continue
             name = _python_name(str(frame.f_globals.get("__name__")), code.co_qualname)
             if name is not None:
                 return name
