@@ -77,8 +77,12 @@ def log_start(config: RunnerConfig, model: LlamaConfig, description: str, captur
         "runner": f"refrunner on {config.device}, {description}, {config.dtype}",
         "attention": config.attention,
         "graphs": f"{graphs}; the sampler outside",
-        "sampler": "Gumbel-max in Triton",
-        "prompt tokens": "staged",
+        "sampler": f"Triton, {'every stage for everybody' if config.force_sampler_stages else 'stages as asked for'}; "
+        f"reports {config.logprobs_mode}",
+        "prompt tokens": config.prompt_tokens,
+        "staged writes": config.staged_writes,
+        "scheduler": f"{config.scheduling}, {config.steps_in_flight} steps in flight; prefix caching "
+        f"{'on' if config.prefix_caching else 'off'}",
         "KV cache": f"{config.num_kv_blocks} blocks of {config.block_size} tokens; {size}",
         "poison": "in everything that is dead" if config.poison else "none",
     }.items():

@@ -152,7 +152,9 @@ def test_the_log_says_what_runs(caplog):
     assert said["attention"] == "triton"
     assert said["graphs"] == "full, captured for 1, 3 lanes; the sampler outside"
     assert said["KV cache"].startswith("10 blocks of 8 tokens; ")
-    assert {"sampler", "prompt tokens", "poison"} <= said.keys()
+    assert said["prompt tokens"] == "staged"
+    assert said["scheduler"] == "fcfs, 2 steps in flight; prefix caching off"
+    assert {"sampler", "staged writes", "poison"} <= said.keys()
 
 
 def test_as_many_blocks_as_fit():

@@ -81,6 +81,10 @@ class LastWriters(Recorder):
         return None
 
 
+def memory_of(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
 def observed(**settings):
     """(path, is on the device, is pinned, was written in a step, stream, writer) of every tensor after two steps."""
     writers, found = LastWriters(), []
@@ -93,14 +97,14 @@ def observed(**settings):
         first = runner.execute(Step(new=(request, plain), scheduled={"a": 3, "b": 2}, new_blocks=tables))
         second = runner.execute(Step(finished=("b",), scheduled={"a": 1}))
         second.result()
-        buffers = {tensor.untyped_storage().data_ptr() for _, tensor in tensors_of(runner._builder)}
-        for owner in (runner, first, second):
-            for path, tensor in tensors_of(owner):
-                if path.startswith("ModelRunner.batch.") and tensor.untyped_storage().data_ptr() in buffers:
-                    continue  # a view of what the builder holds
-                point, stream, name = writers.last(tensor) or (None, None, None)
-                pinned = not tensor.is_cuda and tensor.is_pinned()
-                found.append((path, tensor.is_cuda, pinned, point is not None and point >= start, stream, name))
+        held = [pair for owner in (runner, first, second) for pair in tensors_of(owner)]
+        known = {memory_of(tensor) for path, tensor in held if entry_of(path)}
+        for path, tensor in held:
+            if entry_of(path) is None and memory_of(tensor) in known:
+                continue  # a view of another one
+            point, stream, name = writers.last(tensor) or (None, None, None)
+            pinned = not tensor.is_cuda and tensor.is_pinned()
+            found.append((path, tensor.is_cuda, pinned, point is not None and point >= start, stream, name))
         runner.close()
     return found
 
