@@ -111,7 +111,10 @@ def record_replay(program: Program, named: Mapping[str, JSON], schedule: Schedul
     Args:
         program: what runs.
         named: how a replay file names it, e.g. ``{"callable": "package.module:function"}``.
-        schedule: when the device runs what.
+        schedule: when the device runs what; as of ``run_program``.
+
+    Raises:
+        VirtualDeviceError: as ``run_program`` does.
     """
     digest = Digest()
     run = run_program(program, schedule, note=digest.add)

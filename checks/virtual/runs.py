@@ -15,7 +15,7 @@ from ..findings import Finding, Site
 from ..happens_before.core import HappensBefore
 from ..hooks.masked_lanes import MaskedLanes
 from ..libraries import portable_path
-from .arguments import checked_answers
+from .arguments import check_streams_named, checked_answers
 from .device import virtual_device
 from .memory import POISON, Poison
 from .outcomes import first_difference
@@ -93,7 +93,9 @@ def run_program(
     Args:
         program: is called once. Tensors that it returns are read when it returns, device tensors through a download;
             state that it keeps between calls makes its runs incomparable.
-        schedule: when the device runs what.
+        schedule: when the device runs what. As text it was written by somebody, for this program, so each stream that
+            it names must exist; a Schedule may be drawn, or of another program: what it says of further streams does
+            nothing.
         note: is called with each entry of the run's transcript.
         judge: the sink; by default the happens-before checker.
         scheduler: decides in the place of the schedule's own.
@@ -103,6 +105,8 @@ def run_program(
 
     Raises:
         KeyboardInterrupt: from the program, too; whatever else it ends with is its outcome.
+        VirtualDeviceError: the text of the schedule is none, or names a stream that a program which came to its end
+            never made.
     """
     chosen = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
     recorder = Recorder(chosen.scheduler() if scheduler is None else checked_answers(scheduler))
@@ -123,6 +127,8 @@ def run_program(
         except BaseException as raised:  # noqa: BLE001 - what wrong data makes a program raise is its outcome
             error = f"{type(raised).__name__}: {raised}"
             raised_at = tuple(Site(portable_path(file), line, name) for file, line, name in raised_stack(raised))
+    if isinstance(schedule, str) and error is None:
+        check_streams_named(chosen, device.runtime.streams.made)
     findings, streams = tuple(device.findings), len(device.runtime.streams.queues)
     return Run(chosen, data, error, findings, streams, recorder, raised_at)
 

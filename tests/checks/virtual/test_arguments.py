@@ -139,3 +139,23 @@ def test_a_schedule_that_names_a_stream_which_was_never_made_is_refused(schedule
 @pytest.mark.parametrize("schedule", ["starve", "starve:1", "late+3=1", "late+1=-"])
 def test_streams_that_exist_may_be_named(schedule):
     uses_one_stream_of_its_own(schedule)
+
+
+@pytest.mark.parametrize("schedule", ["starve:44", "late+1=44"])
+def test_a_typed_schedule_of_a_single_run_names_streams_that_exist(schedule):
+    with pytest.raises(VirtualDeviceError, match="the streams 0 to 2"):
+        run_program(on_two_streams, schedule)
+
+
+@pytest.mark.parametrize("schedule", ["starve:2", "late+1=2"])
+def test_a_typed_schedule_of_a_single_run_may_name_streams_that_exist(schedule):
+    assert run_program(on_two_streams, schedule).data == [2, 2]
+
+
+@pytest.mark.parametrize("schedule", ["starve:44", "late+1=44"])
+def test_a_drawn_schedule_may_name_any_stream(schedule):
+    assert run_program(on_two_streams, Schedule.parse(schedule)).data == [2, 2]
+
+
+def test_what_a_program_raised_matters_more_than_the_streams_it_never_made():
+    assert run_program([].pop, "starve:44").error == "IndexError: pop from empty list"
