@@ -11,10 +11,10 @@ An operation is ordered after the earlier ones of its lane, and after everything
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
-from .findings import Finding
+from .findings import Finding, Site
 
 #: Innermost frame first: (file, line, function). Plain tuples, since one is taken for every operation.
 Stack: TypeAlias = tuple[tuple[str, int, str], ...]
@@ -75,6 +75,23 @@ def plain_name(lane: str) -> str:
     return lane.partition(_MADE_AT)[0]
 
 
+class KernelRanges(list[ByteRange]):
+    """The bytes that one launch of a kernel reads, or those that it writes, and which of its lines did.
+
+    Sinks that do not ask for lines take it for the list that it is.
+
+    Args:
+        ranges: sorted, disjoint.
+        lines: the lines of the kernel that so touched bytes within [low, high); none if that is no longer known.
+    """
+
+    __slots__ = ("lines",)
+
+    def __init__(self, ranges: Iterable[ByteRange], lines: Callable[[int, int], Sequence[Site]]) -> None:
+        super().__init__(ranges)
+        self.lines = lines
+
+
 class EventSink(Protocol):
     """Takes the events of one run, in an order that respects each lane's own order.
 
@@ -126,7 +143,7 @@ class EventSink(Protocol):
 
         Args:
             operation: whose access it is.
-            ranges: disjoint.
+            ranges: disjoint; ``KernelRanges`` if its lines are known.
             write: or else it reads.
             certain: it touches all of them for sure; a possible access makes a race SUSPECT, not a VIOLATION.
             protected: the host allocator keeps a dropped pinned block until this access is over.

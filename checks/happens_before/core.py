@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from ..errors import CheckError
-from ..events import ByteRange, EventSink, LaneKind, OperationKind, Space, Stack, SyncKind
+from ..events import ByteRange, EventSink, KernelRanges, LaneKind, OperationKind, Space, Stack, SyncKind
 from ..findings import Finding, Site
 from .clocks import Frontier, LaneClock, Moment
 from .races import RaceLog
@@ -155,10 +155,11 @@ class HappensBefore(EventSink):
         """See :meth:`EventSink.access`; bytes outside all blocks are nobody's and not judged."""
         found = self._operation(operation)
         pieces, record = self._shadow.pieces, self._record
+        of_kernel = ranges if isinstance(ranges, KernelRanges) else None
         for low, high in ranges:
             for block, start, end in pieces(low, high):
                 if found.number < block.freed:
-                    record(block, Access(found, start, end, write, certain, protected))
+                    record(block, Access(found, start, end, write, certain, protected, of_kernel))
 
     def _record(self, block: Block, access: Access) -> None:
         if block.has_others(access.operation.lane):

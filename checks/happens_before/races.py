@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from ..events import OperationKind, Space, Stack
 from ..findings import Finding
-from .rules import Race, finding_of, race_between
+from .rules import Lines, Race, finding_of, lines_of, race_between
 from .shadow import Access, Block, Operation, Place
 
 #: Code, both places, the allocation's place, and whether both accesses are certain.
@@ -27,6 +27,8 @@ class _Case:
 
     rank: _Rank
     race: Race
+    #: Of each side that is a kernel; asked for when the race is found, for they are not known for ever.
+    lines: Lines
     occurrences: int = 0
 
 
@@ -45,9 +47,11 @@ class RaceLog:
         if race is None:
             return
         key, rank = _key(race), _rank(race)
-        case = self._cases.setdefault(key, _Case(rank, race))
-        if rank < case.rank:
-            case.rank, case.race = rank, race
+        case = self._cases.get(key)
+        if case is None:
+            case = self._cases[key] = _Case(rank, race, lines_of(race))
+        elif rank < case.rank:
+            case.rank, case.race, case.lines = rank, race, lines_of(race)
         later = race.in_order[1].operation
         if key not in later.blamed:
             later.blamed |= {key}
@@ -56,7 +60,7 @@ class RaceLog:
     def findings(self) -> list[Finding]:
         """One finding per pair of places; a possible access is not told where a certain one is."""
         return [
-            finding_of(case.race, case.occurrences)
+            finding_of(case.race, case.occurrences, case.lines)
             for key, case in self._cases.items()
             if key[-1] or (*key[:-1], True) not in self._cases
         ]

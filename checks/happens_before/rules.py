@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
 
 from ..events import LaneKind, OperationKind, Space, Stack, plain_name
 from ..findings import JSON, Finding, Site, Soundness, Verdict
 from .shadow import Access, Block, Operation
 
+#: Of both sides of a race, in their roles: lines of the kernel, e.g. ``"gather.py:12"``; none for what is no kernel.
+Lines: TypeAlias = tuple[Sequence[str], Sequence[str]]
+#: Lines of a side that are shown.
+_LINES = 4
 #: The side that a finding is about comes first: the free, else the host's access.
 _ROLE = {OperationKind.FREE: 0, OperationKind.HOST_ACCESS: 1}
 
@@ -89,15 +96,27 @@ def _code_of_free(space: Space, other: Access) -> str | None:
     return None if other.protected else "MRV206"
 
 
-def finding_of(race: Race, occurrences: int) -> Finding:
-    """The finding for a race that happened so many times at these places."""
+def lines_of(race: Race) -> Lines:
+    """The lines of the kernels that touch the bytes in conflict."""
+    low, high = (race.block.base + offset for offset in race.overlap)
+    return _lines(race.first, low, high), _lines(race.second, low, high)
+
+
+def _lines(access: Access, low: int, high: int) -> Sequence[str]:
+    touching = () if access.ranges is None else access.ranges.lines(low, high)
+    shown = [f"{Path(site.file).name}:{site.line}" for site in touching[:_LINES]]
+    return shown + (["..."] if len(touching) > _LINES else [])
+
+
+def finding_of(race: Race, occurrences: int, lines: Lines = ((), ())) -> Finding:
+    """The finding for a race that happened so many times at these places, on these lines of kernels."""
     first, second = race.first.operation, race.second.operation
     low, high = race.overlap
     evidence: dict[str, JSON] = {
         "space": race.block.space.value,
         "block_size": race.block.end - race.block.base,
         "offset": [low, high],
-        "operations": [_side(race.first), _side(race.second)],
+        "operations": [_side(race.first, lines[0]), _side(race.second, lines[1])],
         "missing_edge": _places_once(_missing_edge(race), race),
         "occurrences": occurrences,
     }
@@ -125,9 +144,9 @@ def lane_text(kind: LaneKind, name: str) -> str:
     return name if kind.value in name else f"{kind.value} {name}"
 
 
-def _side(access: Access) -> dict[str, JSON]:
+def _side(access: Access, lines: Sequence[str]) -> dict[str, JSON]:
     operation = access.operation
-    return {
+    facts: dict[str, JSON] = {
         "name": operation.name,
         "kind": operation.kind.value,
         "lane": operation.lane_name,
@@ -135,6 +154,7 @@ def _side(access: Access) -> dict[str, JSON]:
         "step": operation.step,
         "operation": operation.number,
     }
+    return {**facts, "kernel_lines": list(lines)} if lines else facts
 
 
 def _verb(access: Access) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..events import OperationKind, Space, Stack
+from ..events import KernelRanges, OperationKind, Space, Stack
 from .addresses import AddressMap
 from .clocks import Frontier, Moment
 
@@ -69,12 +69,19 @@ class Operation(Moment):
 
 
 class Access:
-    """An operation reads or writes the bytes [low, high) of a block."""
+    """An operation reads or writes the bytes [low, high) of a block; of a kernel, the ranges know by which lines."""
 
-    __slots__ = ("certain", "high", "low", "operation", "protected", "write")
+    __slots__ = ("certain", "high", "low", "operation", "protected", "ranges", "write")
 
     def __init__(
-        self, operation: Operation, low: int, high: int, write: bool, certain: bool = True, protected: bool = False
+        self,
+        operation: Operation,
+        low: int,
+        high: int,
+        write: bool,
+        certain: bool = True,
+        protected: bool = False,
+        ranges: KernelRanges | None = None,
     ) -> None:
         self.operation = operation
         self.low = low
@@ -82,6 +89,7 @@ class Access:
         self.write = write
         self.certain = certain
         self.protected = protected
+        self.ranges = ranges
 
 
 @dataclass(frozen=True)

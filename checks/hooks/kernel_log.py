@@ -14,6 +14,9 @@ from ..events import ByteRange
 from ..findings import Site
 from .byte_ranges import Addresses, merged_intervals, merged_lanes, merged_ranges
 
+#: Bytes that one access takes, its lanes aside.
+_ACCESS = 256
+
 
 class AccessKind(enum.IntEnum):
     """What an access does; an atomic one reads and writes, and does not conflict with another atomic one."""
@@ -78,6 +81,13 @@ class KernelAccess:
             return np.array([self.low]), np.array([self.high])
         return merged_lanes(self.lanes, self.size)
 
+    def touches(self, low: int, high: int) -> bool:
+        """Whether a lane has a byte within [low, high)."""
+        if self.low >= high or low >= self.high:
+            return False
+        lows, highs = self.runs()
+        return bool(((lows < high) & (low < highs)).any())
+
 
 @dataclass(frozen=True)
 class StrayLanes:
@@ -126,6 +136,16 @@ class KernelLog:
         lows, highs, _ = columns(chosen)
         lows, highs = merged_intervals(lows, highs)
         return list(zip(lows.tolist(), highs.tolist(), strict=True))
+
+    def size(self) -> int:
+        """Bytes that it takes, roughly: each access with its addresses, and its values and mask if it is a store."""
+        lanes = sum(0 if access.lanes is None else access.lanes.nbytes for access in self.accesses)
+        return _ACCESS * len(self.accesses) + 3 * lanes
+
+    def lines(self, low: int, high: int, *, write: bool) -> list[Site]:
+        """The lines that write (atomics included), or read, bytes within [low, high), in the order of execution."""
+        found = (access for access in self.accesses if (access.kind is AccessKind.READ) is not write)
+        return list(dict.fromkeys(self.sites[access.site] for access in found if access.touches(low, high)))
 
 
 def columns(accesses: Sequence[KernelAccess]) -> tuple[Addresses, Addresses, NDArray[np.int64]]:

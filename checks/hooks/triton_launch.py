@@ -19,7 +19,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -28,7 +28,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, mangle_type
 
-from ..events import ByteRange, OperationKind
+from ..events import KernelRanges, OperationKind
 from ..findings import Site
 from ..sync.waits import Certainty, WaitKind
 from ..triton_cpu.autotune import run_first_config
@@ -41,6 +41,7 @@ from ..triton_cpu.prepared import prepared
 from ..triton_cpu.variants import extents
 from .kernel_conflicts import Conflict, conflicts
 from .kernel_findings import KernelReport
+from .kernel_lines import RecentLogs
 from .loaded_kernels import LoadedKernels
 from .masked_lanes import MaskedLanes
 from .patching import Patches
@@ -93,11 +94,12 @@ _WHOLE = {int}
 
 @dataclass(frozen=True)
 class _Way:
-    """How kernels run: what ``install`` was told, and which of them a GPU would have loaded by now."""
+    """How kernels run: what ``install`` was told, which a GPU would have loaded by now, what the latest ones did."""
 
     compiled: bool
     masked_lanes: MaskedLanes
     loaded: LoadedKernels = field(default_factory=LoadedKernels)
+    logs: RecentLogs = field(default_factory=RecentLogs)
 
 
 def _launch(runtime: Runtime, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], way: _Way) -> None:
@@ -141,7 +143,7 @@ def _prepare(
         unsupported = error
     else:
         report = KernelReport(runtime, f"triton:{kernel.__name__}", size, blocks, known.confinement(call))
-        return _Compiled(report, code, code.pack(call.words), way.masked_lanes)
+        return _Compiled(report, code, code.pack(call.words), way)
     with runtime.lock:
         known.check_interpretable(call, unsupported)
     notice(kernel, unsupported)
@@ -159,7 +161,7 @@ def _interpreted(
         return None
     report = KernelReport(runtime, f"triton:{kernel.__name__}", size, blocks, _confinement(kernel, args, kwargs))
     converted = {name: _converted(value) for name, value in values.items() if name not in signature.constexprs}
-    return _Interpreted(report, rewritten(kernel.fn), {**values, **converted}, way.masked_lanes)
+    return _Interpreted(report, rewritten(kernel.fn), {**values, **converted}, way)
 
 
 def _confinement(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], bool]:
@@ -286,16 +288,16 @@ class _Interpreted:
     report: KernelReport
     function: Function
     arguments: Mapping[str, Any]
-    masked_lanes: MaskedLanes
+    way: _Way
 
     def run(self) -> None:
         """Interpret all programs, and tell what they did, as far as they came."""
         grid = self.report.grid
-        tap = Tap(self.report.runtime.blocks(), self.report.stray, self.masked_lanes)
+        tap = Tap(self.report.runtime.blocks(), self.report.stray, self.way.masked_lanes)
         try:
             interpret_programs(self.function, self.arguments, grid, range(math.prod(grid)), tap)
         finally:
-            _tell(self.report, tap.log.ranges, conflicts(tap.log), tap.log.sites)
+            _tell(self.report, self.way.logs.add(tap.log), conflicts(tap.log), tap.log.sites)
 
 
 @dataclass(slots=True)  # a frozen one costs more to make than to run a small kernel
@@ -305,14 +307,14 @@ class _Compiled:
     report: KernelReport
     kernel: CompiledKernel
     arguments: bytes
-    masked_lanes: MaskedLanes
+    way: _Way
 
     def run(self) -> None:
         """Run all programs, and tell what they did, as far as they came."""
         report = self.report
         blocks = report.runtime.packed_blocks()
-        result = self.kernel.launch(self.arguments, report.grid, blocks=blocks, masked_lanes=self.masked_lanes)
-        _tell(report, result.ranges, *result.conflicts())
+        result = self.kernel.launch(self.arguments, report.grid, blocks=blocks, masked_lanes=self.way.masked_lanes)
+        _tell(report, self.way.logs.add(result), *result.conflicts())
         for lanes in result.stray_lanes():
             report.stray(lanes)
         if result.nan_count:
@@ -322,18 +324,15 @@ class _Compiled:
             raise error
 
 
-class _Ranges(Protocol):
-    def __call__(self, *, write: bool) -> list[ByteRange]: ...
-
-
-def _tell(report: KernelReport, ranges_of: _Ranges, found: Iterable[Conflict], sites: list[Site]) -> None:
-    """Tell the device what a launch touched, and which of its programs were in conflict."""
+def _tell(
+    report: KernelReport, touched: tuple[KernelRanges, KernelRanges], found: Iterable[Conflict], sites: list[Site]
+) -> None:
+    """Tell the device what a launch read and wrote, and which of its programs were in conflict."""
     runtime = report.runtime
     operation = runtime.running
     assert operation is not None
-    for write in (False, True):
-        ranges = ranges_of(write=write)
+    for write, ranges in enumerate(touched):
         if ranges:
-            runtime.sink.access(operation.id, ranges, write=write)
+            runtime.sink.access(operation.id, ranges, write=bool(write))
     for conflict in found:
         report.conflict(conflict, sites)

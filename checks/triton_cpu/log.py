@@ -95,6 +95,17 @@ class LaunchResult:
         wanted = _WRITES if write else _READS
         return support().merged(self.log, self._count, self.kinds, wanted)
 
+    def lines(self, low: int, high: int, *, write: bool) -> list[Site]:
+        """The lines that write (atomics included), or read, bytes within [low, high), in the order of the kernel."""
+        records = self.records
+        touching = np.unique(records["site"][(records["low"] < high) & (low < records["high"])]).tolist()
+        found = (site for site in touching if (self.kinds[site] == AccessKind.READ) is not write)
+        return list(dict.fromkeys(place_of(self.sites[site]) for site in found))
+
+    def size(self) -> int:
+        """Bytes that the log takes."""
+        return len(self.log) + len(self.stored) + len(self.stray_log)
+
     def conflicts(self) -> tuple[list[Conflict], list[Site]]:
         """Conflicts between programs, one for each pair of lines, judged as those of an interpreted launch.
 

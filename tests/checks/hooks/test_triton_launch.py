@@ -259,13 +259,17 @@ class TestLaunch:
         logits = gpu.device([[0.0, 3.0, 1.0, 2.0]])
         rows, positions = gpu.device([0], torch.int32), gpu.device([1], torch.int32)
         temperature, seed = gpu.device([0.0]), gpu.device([7], torch.int64)
-        scores = [gpu.device([0.0], kind) for kind in (torch.float32, torch.int32, *[torch.float32] * 3)]
-        token, logprob = gpu.device([0], torch.int32), gpu.device([0.0])
-        sample_blocks[(1, 1)](logits, 4, rows, positions, temperature, seed, *scores, 4, 1, BLOCK=4)
-        combine_blocks[(1,)](*scores, token, logprob, 1, BLOCKS=1)
+        floats, ints = gpu.device([[[0.0]]] * 4), gpu.device([[[0]]] * 3, torch.int32)
+        none, token, value = gpu.device([0], torch.int32), gpu.device([[0]] * 4, torch.int32), gpu.device([0.0])
+        sample_blocks[(1, 1)](
+            logits, 4, logits, none, rows, positions, none, 1, temperature, 1, seed, floats, ints, 4, 1, 1,
+            PROCESSED=False, BLOCK=4,
+        )  # fmt: skip
+        statistics = gpu.device([[0.0]] * 2)
+        combine_blocks[(1,)](floats, ints, token, value, statistics, 1, 1, LOGARITHM=True, BLOCKS=1)
         gpu.run()
-        assert values(token) == [1]
-        assert values(logprob) == pytest.approx([-0.4402], abs=1e-4)
+        assert values(token) == [[1], [0], [2147483647], [0]]
+        assert values(value) == pytest.approx([-0.4402], abs=1e-4)
         assert gpu.titles == []
 
     def test_empty_grid_launches_nothing(self, gpu):
@@ -445,9 +449,9 @@ class TestRestoring:
         assert self._snapshot() == before
 
     def test_plain_launches_of_the_reference_runner_go_on(self, gpu):
-        token, logprob, one = torch.zeros(1, dtype=torch.int32), torch.zeros(1), torch.ones(1)
-        combine_blocks[(1,)](one, torch.ones(1, dtype=torch.int32), one, one, one, token, logprob, 1, BLOCKS=1)
-        assert token.tolist() == [1]
+        token, value, best = torch.zeros(4, dtype=torch.int32), torch.zeros(1), torch.ones(3, dtype=torch.int32)
+        combine_blocks[(1,)](torch.ones(4), best, token, value, torch.zeros(2), 1, 1, LOGARITHM=False, BLOCKS=1)
+        assert token.tolist() == [1, 1, 1, 0]
         assert not gpu.engine.pending
 
 
