@@ -125,7 +125,9 @@ def workload_from_json(content: Mapping[str, JSON]) -> Workload:
         values: dict[str, Any] = {**content}
         requests = tuple(_request(request) for request in values.pop("requests"))
         capacities = {str(name): int(value) for name, value in values.pop("capacities").items()}
-        return Workload(requests, capacities, **{name: int(value) for name, value in values.items()})
+        windows = tuple(int(window) for window in values.pop("windows"))
+        numbers = {name: int(value) for name, value in values.items()}
+        return Workload(requests, capacities, windows=windows, **numbers)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckError(
             "the workload of a replay file",

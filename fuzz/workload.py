@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from mrv2.checks.errors import CheckError
 from mrv2.checks.findings import JSON, Finding, Site
 from mrv2.fuzz.checked import (
     checked_counts,
@@ -43,6 +44,9 @@ class WorkloadRequest:
         arrival: index of the step before which it arrives.
         preempt_after: it is preempted each time this many tokens, one of these counts, have arrived.
         abort_after: it is aborted once this many tokens have arrived.
+        priority: the smaller, the sooner it is served; counts only with ``scheduling="priority"``.
+        continues: an earlier request: this one arrives when that has ended, ``arrival`` notwithstanding, and its
+            prompt is all tokens of that one and then ``prompt``.
     """
 
     request_id: str
@@ -51,6 +55,8 @@ class WorkloadRequest:
     arrival: int = 0
     preempt_after: tuple[int, ...] = ()
     abort_after: int | None = None
+    priority: int = 0
+    continues: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,9 @@ class Workload:
         vocab_size: of the model; a token drawn outside it ends the run as a crash.
         steps_in_flight: steps enqueued before the oldest output is taken.
         windows: of the model's KV groups; the first one is compared with snapshots.
+
+    Raises:
+        CheckError: a request continues one that does not come before it.
     """
 
     requests: tuple[WorkloadRequest, ...]
@@ -70,6 +79,18 @@ class Workload:
     vocab_size: int
     steps_in_flight: int = 2
     windows: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        known: set[str | None] = {None}
+        for request in self.requests:
+            if request.continues not in known:
+                raise CheckError(
+                    f"WorkloadRequest.continues={request.continues!r} of request {request.request_id!r}",
+                    "it names a request that comes before this one",
+                    "what never ends is never continued, and the run would wait for it for ever",
+                    "the id of an earlier request, or None",
+                )
+            known.add(request.request_id)
 
 
 @dataclass(frozen=True)
@@ -157,7 +178,9 @@ class Driver:
         self._scheduler = Scheduler(config, workload.windows)
         self._model = StepModel(config.block_size)
         self._in_flight: deque[tuple[Handle, frozenset[str]]] = deque()
-        self._arrivals = deque(sorted(workload.requests, key=lambda request: request.arrival))
+        arriving = [request for request in workload.requests if request.continues is None]
+        self._arrivals = deque(sorted(arriving, key=lambda request: request.arrival))
+        self._continuing = [request for request in workload.requests if request.continues is not None]
         self._preempted: set[tuple[str, int]] = set()
         self._last_row: dict[str, int] = {}
         self._used_rows: set[int] = set()
@@ -166,7 +189,7 @@ class Driver:
     def run(self) -> Trace:
         """Drive until every request has ended, or the target crashes."""
         try:
-            while self._arrivals or self._scheduler.has_work or self._in_flight:
+            while self._arrivals or self._continuing or self._scheduler.has_work or self._in_flight:
                 self._advance()
         except _TargetCrash as crash:
             self.trace.crash = crash.crash
@@ -187,8 +210,16 @@ class Driver:
 
     def _arrive(self) -> None:
         while self._arrivals and self._arrivals[0].arrival <= len(self.trace.steps):
-            request = self._arrivals.popleft()
-            self._scheduler.add(request.request_id, request.prompt, request.sampling)
+            self._add(self._arrivals.popleft())
+        for request in list(self._continuing):
+            earlier = self._scheduler.requests.get(request.continues or "")
+            if earlier is not None and earlier.finish_reason is not None:
+                self._continuing.remove(request)
+                self._add(request, tuple(earlier.token_ids))
+
+    def _add(self, request: WorkloadRequest, before: tuple[int, ...] = ()) -> None:
+        prompt = (*before, *request.prompt)
+        self._scheduler.add(request.request_id, prompt, request.sampling, request.priority)
 
     def _apply_fates(self) -> None:
         for request in self._workload.requests:

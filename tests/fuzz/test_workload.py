@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from mrv2.checks.errors import CheckError
 from mrv2.checks.findings import Finding, Soundness, Verdict
 from mrv2.fuzz.targets.protocols import InputSnapshot
 from mrv2.fuzz.targets.reference import ReferenceTarget
@@ -463,3 +464,24 @@ def test_the_same_workload_gives_the_same_steps():
     first, second = (drive(ShowingRunner(), *THREE) for _ in range(2))
     assert first.steps == second.steps
     assert first.results == second.results
+
+
+class TestContinuing:
+    """A request that continues another one arrives when that has ended, with all its tokens before its own."""
+
+    def test_its_prompt_starts_with_all_tokens_of_the_other(self):
+        params = SamplingParams(max_tokens=3)
+        requests = (
+            WorkloadRequest("a", (1, 2, 3), params),
+            WorkloadRequest("b", (4, 5), params, continues="a"),
+        )
+        trace = Driver(PlainRunner(), Workload(requests, CAPACITIES, VOCAB)).run()
+        assert trace.crash is None
+        (entered,) = (new for step in trace.steps for new in step.new if new.request_id == "b")
+        assert entered.token_ids == (1, 2, 3, *trace.results["a"].token_ids, 4, 5)
+        # In the very step that the other leaves in: a session that goes on.
+        assert any("a" in step.finished and entered in step.new for step in trace.steps)
+
+    def test_one_that_continues_nobody_is_refused(self):
+        with pytest.raises(CheckError, match="it names a request that comes before this one"):
+            Workload((WorkloadRequest("b", (1,), SamplingParams(), continues="a"),), {}, 256)
