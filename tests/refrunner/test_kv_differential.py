@@ -8,14 +8,17 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrv2.checks import triton_cpu
+from mrv2.checks.virtual import virtual_device
 from mrv2.fuzz.targets.reference import ReferenceRunner
 from mrv2.fuzz.workload import Driver, Workload, WorkloadRequest
-from mrv2.refrunner.api import NewRequest, SamplingParams
+from mrv2.refrunner.api import NewRequest, SamplingParams, Step
 from mrv2.refrunner.config import RunnerConfig
+from mrv2.refrunner.errors import RequestError
 from mrv2.refrunner.kv_groups import KVGroups
 from mrv2.refrunner.model_runner import ModelRunner
 from mrv2.refrunner.models.tiny import TINY_CONFIG, TINY_SLIDING_CONFIG, tiny_checkpoint
@@ -136,3 +139,98 @@ def test_any_workload_equals_the_oracle(models, name, drawn):
     requests, knobs, steps_in_flight = drawn
     driver = drive(models(name)[0], requests, steps_in_flight, **knobs)
     judge(models(name), requests, driver.trace)
+
+
+def shared(name, length, tail=1, temperature=0.0, tokens=4, **fate):
+    return request(name, 0, length, tail, temperature, tokens, **fate)
+
+
+#: Prefixes that end inside blocks, one that is a whole prompt, one that comes back after a preemption.
+FAMILY = (
+    shared("a", 26),
+    shared("b", 26, 0, arrival=4),
+    shared("c", 19, 2, 0.8, arrival=4, preempt_after=(2,)),
+    shared("d", 10, 3, arrival=7),
+    shared("e", 26, 2, 0.8, 9, arrival=9),
+)
+
+
+@pytest.mark.parametrize("name", ["full", "full and window", "three groups"])
+def test_a_prefix_that_was_computed_is_not_computed_again(models, name):
+    plain = drive(models(name)[0], FAMILY)
+    cached = drive(models(name)[0], FAMILY, prefix_caching=True, num_kv_blocks=30)
+    judge(models(name), FAMILY, cached.trace)
+    computed = [sum(sum(step.scheduled.values()) for step in run.trace.steps) for run in (plain, cached)]
+    stats = cached._scheduler.prefix_cache
+    assert plain._scheduler.prefix_cache.found == 0
+    assert stats.found > stats.queried // 2
+    assert stats.copied_blocks == sum(len(step.block_copies) for step in cached.trace.steps) > 0
+    assert computed[1] < computed[0] - stats.found // 2
+    for result, other in zip(plain.trace.results.values(), cached.trace.results.values(), strict=True):
+        assert result.token_ids == other.token_ids
+
+
+def test_windows_take_fewer_blocks(models):
+    """With a window, what a long request holds stops growing; the pool is too small for it otherwise."""
+    long = [request("a", 0, 30, 0, 0.0, 16)]
+    driver = drive(models("windows only")[0], long, num_kv_blocks=9 - 14)
+    assert len(driver.trace.results["a"].token_ids) == 16
+    with pytest.raises(RequestError, match="needs 12 KV blocks and the pool has 8"):
+        drive(models("full")[0], long, num_kv_blocks=9 - 14)
+
+
+def test_new_blocks_are_zeroed(models):
+    checkpoint, _, _ = models("full")
+    config = RunnerConfig(**CAPACITIES, num_kv_blocks=9, zero_new_blocks=True)
+    runner = ModelRunner(config, checkpoint.config, checkpoint.tensors)
+    runner._attention.cache.fill_(7.0)
+    new = NewRequest("a", tuple(range(6)), 6, num_computed_tokens=5)
+    runner.execute(Step(new=(new,), new_blocks={"a": ((3, 4, 5),)}))
+    blocks = runner._attention.cache.unflatten(2, (9, 4)).flatten(3)
+    # What holds a computed token is left alone.
+    assert [set(blocks[:, :, block].flatten().tolist()) for block in (3, 4, 5, 6)] == [{7.0}, {7.0}, {0.0}, {7.0}]
+
+
+def test_blocks_are_copied_whole_in_every_layer(models):
+    checkpoint, _, _ = models("full")
+    runner = ModelRunner(RunnerConfig(**CAPACITIES, num_kv_blocks=9), checkpoint.config, checkpoint.tensors)
+    runner._attention.cache.copy_(torch.arange(runner._attention.cache.numel()).view(runner._attention.cache.shape))
+    before = runner._attention.cache.unflatten(2, (9, 4)).clone()
+    new = NewRequest("a", tuple(range(8)), 8, num_computed_tokens=5)
+    runner.execute(Step(new=(new,), new_blocks={"a": ((3, 4),)}, block_copies=((7, 4),)))
+    after = runner._attention.cache.unflatten(2, (9, 4))
+    assert torch.equal(after[:, :, 4], before[:, :, 7])
+    others = [block for block in range(9) if block != 4]
+    assert torch.equal(after[:, :, others], before[:, :, others])
+
+
+@pytest.mark.parametrize("attention", ["torch", "triton"])
+def test_a_request_whose_prompt_grows_keeps_its_blocks(models, attention):
+    """It is replaced while a step of its former self is in flight, and goes on from what that one computed."""
+    checkpoint, oracle, _ = models("full and window")
+    config = RunnerConfig(**CAPACITIES, num_kv_blocks=30, attention=attention, poison=True)
+    runner = ModelRunner(config, checkpoint.config, checkpoint.tensors)
+    first = NewRequest("a", TEXTS[0][:9], 9)
+    runner.execute(Step(new=(first,), scheduled={"a": 9}, new_blocks={"a": ((1, 2, 3), (4, 5, 6))}))
+    grown = NewRequest("a", TEXTS[0][:14], 14, SamplingParams(max_tokens=3), num_computed_tokens=9)
+    blocks = {"a": ((1, 2, 3, 7), (4, 5, 6, 8))}
+    drawn = runner.execute(Step(new=(grown,), scheduled={"a": 5}, new_blocks=blocks)).result().token_ids["a"]
+    assert runner.invariants() == []
+    drawn += runner.execute(Step(scheduled={"a": 1})).result().token_ids["a"]
+    drawn += runner.execute(Step(scheduled={"a": 1})).result().token_ids["a"]
+    assert drawn == oracle.generate(NewRequest("a", TEXTS[0][:14], 14, SamplingParams(max_tokens=3))).token_ids
+    assert runner._states.generations.tolist().count(2) == 1
+    runner.execute(Step(finished=("a",)))
+    assert runner._holders.of_block == {}
+
+
+@pytest.mark.parametrize("schedule", ["late", "random:0"])
+def test_no_race_on_the_virtual_device(models, schedule):
+    checkpoint, _, _ = models("full and window")
+    knobs = {"attention": "triton", "prefix_caching": True, "num_kv_blocks": 2, "poison": True}
+    knobs |= {"prompt_tokens": "uva", "staged_writes": "in_place"}
+    with virtual_device(schedule) as device:
+        driver = drive(checkpoint, FAMILY, 3, **knobs, device="cuda")
+    assert device.findings == []
+    assert driver._scheduler.prefix_cache.copied_blocks > 0
+    judge(models("full and window"), FAMILY, driver.trace)

@@ -128,6 +128,12 @@ def test_equals_dense_attention_on_a_gpu(shape, dtype):
         check(lengths, shape, dtype, block_size=16, device="cuda")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [1, 17, 1000])
+def test_windows_on_a_gpu(window):
+    check(BATCHES["mixed, chunked"], SHAPES["grouped"], torch.float32, 16, device="cuda", window=window)
+
+
 def generate(device, attention, **settings):
     checkpoint = tiny_checkpoint()
     config = replace(default_config(checkpoint), device=device, attention=attention, **settings)

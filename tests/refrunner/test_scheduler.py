@@ -1,7 +1,7 @@
 """The scheduler against a runner of plain Python that checks every step and owns rows, blocks and counters."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import settings
@@ -228,6 +228,43 @@ def test_the_youngest_gives_way_and_comes_back_first():
     loop.drain()
     new = [request.request_id for step in loop.steps for request in step.new]
     assert [name for name in new if name in ("r2", "r3")][:3] == ["r2", "r2", "r3"]
+
+
+PRIORITY = replace(CONFIG, scheduling="priority", num_kv_blocks=20)
+
+
+@pytest.mark.parametrize(("config", "order"), [(PRIORITY, ["r1", "r2", "r0"]), (CONFIG, ["r0", "r1", "r2"])])
+def test_the_smaller_priority_is_served_first(config, order):
+    loop = Loop(replace(config, max_num_reqs=1))
+    for index, priority in enumerate((5, -1, 0)):
+        loop.scheduler.add(f"r{index}", [1] * 4, SamplingParams(max_tokens=2), priority)
+    loop.drain()
+    assert [request.request_id for step in loop.steps for request in step.new] == order
+    for index in range(3):
+        assert loop.output(f"r{index}") == expected_output(CONFIG, f"r{index}", 4, 2)[0]
+
+
+def test_the_least_urgent_gives_way():
+    loop = Loop(replace(CONFIG, scheduling="priority"))
+    for index, priority in enumerate((1, 0, 1)):
+        loop.scheduler.add(f"r{index}", [1] * 7, SamplingParams(max_tokens=12), priority)
+    while not loop.scheduler.num_preemptions:
+        loop.step()
+        loop.take()
+    assert loop.steps[-1].preempted == ("r2",)
+    loop.drain()
+    assert all(loop.reason(f"r{index}") == "length" for index in range(3))
+
+
+def test_who_was_preempted_returns_only_when_the_others_may_still_grow():
+    """Without that rule the two would take the last block from each other, once a token."""
+    loop = Loop(replace(CONFIG, num_kv_blocks=8, max_num_reqs=2))
+    for index in range(2):
+        loop.add(f"r{index}", 12, 12)
+    loop.drain()
+    assert 0 < loop.scheduler.num_preemptions <= 2
+    for index in range(2):
+        assert loop.output(f"r{index}") == expected_output(CONFIG, f"r{index}", 12, 12)[0]
 
 
 def test_who_is_preempted_may_not_return_in_the_same_step():
