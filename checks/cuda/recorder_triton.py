@@ -90,6 +90,8 @@ class Launches:
         self._declared = declared
         self._variants: dict[tuple[Any, ...], _Variant] = {}
         self._launches: dict[tuple[Any, ...], _Relative | None] = {}
+        self._told: dict[tuple[Any, ...] | None, tuple[Work | None, Sequence[Block]]] = {}
+        self._alive: list[Any] = []  # kernels, so that no identity is used twice
 
     def launch(
         self, kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any], run: Callable[[], Any]
@@ -111,8 +113,7 @@ class Launches:
             for tensor in tensors:
                 if isinstance(tensor, Tensor):
                     runtime.memory.seen(tensor, stack)
-            work = self._work(kernel, call, size, tensors)
-            self._declare(kernel.__name__, values, work)
+            work = self._declare(kernel.__name__, values, self._work(kernel, call, size, tensors))
             queue = runtime.current_queue()
             if queue.capture is None:
                 runtime.tell(queue, work, stack)
@@ -131,13 +132,16 @@ class Launches:
                 queue.capture.add(queue, work)
         return result
 
-    def _declare(self, name: str, values: Mapping[str, Any], work: Work) -> None:
-        """Add what the user says of the kernel."""
+    def _declare(self, name: str, values: Mapping[str, Any], work: Work) -> Work:
+        """With what the user says of the kernel."""
         declared = self._declared.get(name)
-        if declared is not None:
-            reads, writes = declared(values)
-            work.reads = [*work.reads, *map(_range_of, reads)]
-            work.writes = [*work.writes, *map(_range_of, writes)]
+        if declared is None:
+            return work
+        reads, writes = declared(values)
+        return Work(
+            work.name, work.kind, None, [*work.reads, *map(_range_of, reads)], [*work.writes, *map(_range_of, writes)],
+            work.possible_reads, work.possible_writes, True, False, False,
+        )  # fmt: skip
 
     # What a launch touches
 
@@ -146,6 +150,20 @@ class Launches:
         name = f"triton:{kernel.__name__}"
         if variant.elsewhere and kernel.__name__ not in self._declared:
             self._runtime.unseen[name] += 1
+        key = None if _is_opaque(call.words) else (id(kernel), call.key, size, *call.words)
+        work = self._again(key)
+        return self._new_work(variant, name, call, size, tensors, key) if work is None else work
+
+    def _again(self, key: tuple[Any, ...] | None) -> Work | None:
+        """What the same launch, of the same blocks, touched before."""
+        work, blocks = self._told.get(key, (None, ()))
+        find = self._runtime.find_block
+        return work if all(find(block.base) is block for block in blocks) else None
+
+    def _new_work(
+        self, variant: _Variant, name: str, call: Call, size: tuple[int, int, int], tensors: Sequence[Any],
+        key: tuple[Any, ...] | None,
+    ) -> Work:  # fmt: skip
         spans = {tensor.data_ptr(): _range_of(tensor) for tensor in tensors if isinstance(tensor, Tensor)}
         places = [
             (index, word) for index, (kind, word) in enumerate(zip(variant.kinds, call.words, strict=True))
@@ -163,6 +181,10 @@ class Launches:
         for (index, word), block in zip(places, blocks, strict=True):
             if id(block) in vague and word in spans:
                 _add_possible(work, variant.effects[index], spans[word])
+        if key is not None and not vague:
+            if len(self._told) >= _MAX_LAUNCHES:
+                self._told.clear()
+            self._told[key] = work, _distinct(blocks)
         return work
 
     def _variant(self, kernel: Any, call: Call) -> _Variant:
@@ -170,6 +192,7 @@ class Launches:
         found = self._variants.get(key)
         if found is None:
             found = self._variants[key] = _examine(kernel, call)
+            self._alive.append(kernel)
         return found
 
     def _exact(
