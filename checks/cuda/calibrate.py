@@ -92,14 +92,14 @@ class Park:
         begin = time.perf_counter()
         kept = call()
         took = time.perf_counter() - begin
-        over = event.query()
+        over = bool(event.query())  # type: ignore[no-untyped-call]
         del kept
         torch.cuda.synchronize()
         return over, took * 1e3
 
 
 def _parked(cycles: int) -> torch.cuda.Event:
-    event = torch.cuda.Event()
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
     event.record()
     return event
@@ -107,13 +107,13 @@ def _parked(cycles: int) -> torch.cuda.Event:
 
 def _cycles_per_ms() -> float:
     """Clock cycles of ``torch.cuda._sleep`` in a millisecond."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda._sleep(1_000)  # type: ignore[no-untyped-call]
     begin.record()
     torch.cuda._sleep(_SAMPLE_CYCLES)  # type: ignore[no-untyped-call]
     end.record()
     end.synchronize()
-    return _SAMPLE_CYCLES / max(begin.elapsed_time(end), 1e-6)
+    return float(_SAMPLE_CYCLES / max(begin.elapsed_time(end), 1e-6))
 
 
 def calibrate(advance: Callable[[], None] = lambda: None, *, device: Device | None = None) -> list[Measured]:

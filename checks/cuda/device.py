@@ -99,5 +99,5 @@ class CudaDevice:
 
     def host_frees(self) -> int:
         """See :class:`Device`."""
-        statistics = getattr(torch.cuda, "host_memory_stats", dict)()
+        statistics: dict[str, Any] = getattr(torch.cuda, "host_memory_stats", dict)()
         return int(statistics.get("num_host_free", 0))

@@ -32,7 +32,8 @@ def cause_of(called: str | None, operator: Any = None) -> Cause:
     kinds = kinds_named(short)
     if len(kinds) == 1:
         return Cause(next(iter(kinds)), called)
-    return Cause(_by_schema(short), called)
+    # Of several, a shape is what a call without further arguments waits for: torch.where(mask).
+    return Cause(WaitKind.SHAPE if WaitKind.SHAPE in kinds else _by_schema(short), called)
 
 
 def _schema_name(operator: Any) -> str:

@@ -140,6 +140,7 @@ class NativeWarnings:
             table = ctypes.c_void_p.from_address(previous).value
             assert table is not None
             process = ctypes.c_void_p.from_address(table + (_PROCESS_WORD - _FIRST) * _WORD).value
+            assert process is not None
             _Process(process)(previous, warning)
 
 

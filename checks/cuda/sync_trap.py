@@ -18,7 +18,7 @@ import torch
 from ..codes import CODES
 from ..errors import CheckError
 from ..findings import Finding, Site, Verdict
-from ..hot_path import compiling, current_entry, open_entries
+from ..hot_path import current_entry, open_entries
 from ..libraries import portable
 from ..semantics import PAGEABLE_STAGING_LIMIT
 from ..sync.called import name_of, outermost
@@ -31,30 +31,11 @@ from .call_sites import called_at, caller_in, operator_of
 from .copies import LONG_NS
 from .device import CudaDevice, Device
 from .kinds import cause_of
-from .patches import CallPatches, Wrap
+from .order_patches import OrderPatches, Thread
+from .patches import CallPatches
 from .progress import Progress
 from .sync_warnings import SyncWarnings
 from .table import CALLS, Call, Way
-
-
-class _Doing:
-    """What a thread is doing.
-
-    Attributes:
-        warned: in a patched call, how often torch has warned; else None.
-        loaded: when it last loaded a kernel, by the device's clock.
-    """
-
-    __slots__ = ("loaded", "warned")
-
-    def __init__(self) -> None:
-        self.warned: int | None = None
-        self.loaded = -1
-
-
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.doing = _Doing()
 
 
 class CudaTrap:
@@ -67,7 +48,7 @@ class CudaTrap:
 
     def __init__(self, settings: Settings | None, device: Device) -> None:
         self._device = device
-        self._thread = _Thread()
+        self._thread = Thread()
         self._patches = CallPatches()
         self._lock = threading.Lock()
         self._captures: dict[tuple[object, ...], Finding] = {}
@@ -86,18 +67,7 @@ class CudaTrap:
         """Wrap the calls of torch that the table names, and let torch warn of all others."""
         for call in CALLS:
             self._wrap(call)
-        for owner in self._device.events:
-            self._patch_event(owner)
-        for owner in self._device.streams:
-            self._patch_stream(owner)
-        for module in (torch.cuda, torch.accelerator):
-            self._patches.function(module, "synchronize", self._synchronizing(f"{module.__name__}.synchronize"))
-            given = self._freeing(WaitKind.FREE_DEVICE, f"{module.__name__}.empty_cache", self._device.reserved, -1)
-            self._patches.function(module, "empty_cache", given)
-        for owner, name in ((torch.accelerator, "empty_host_cache"), (torch._C, "_host_emptyCache")):
-            called = f"{owner.__name__}.{name}"
-            given = self._freeing(WaitKind.FREE_HOST, called, self._device.host_frees, 1)
-            self._patches.function(owner, name, given)
+        OrderPatches(self._patches, self._device, self.progress, self._thread, self._tell).apply()
         self._patches.method(torch.cuda.CUDAGraph, "replay", partial(self._launching, name="CUDAGraph.replay"))
         self._patch_triton()
         self._patches.install()
@@ -283,143 +253,6 @@ class CudaTrap:
         if self._thread.doing.loaded < begin and not self._device.capturing() and self._device.busy():
             self._tell(Cause(WaitKind.QUEUE, name, certainty=Certainty.DEPENDS), None)
 
-    # Events, streams, devices
-
-    def _patch_event(self, owner: type) -> None:
-        progress, device = self.progress, self._device
-
-        def record(original: Any) -> Callable[..., Any]:
-            def recorded(event: Any, stream: Any = None) -> Any:
-                result = original(event) if stream is None else original(event, stream)
-                progress.recorded(event, stream)
-                return result
-
-            return recorded
-
-        def wait(original: Any) -> Callable[..., Any]:
-            def waits(event: Any, stream: Any = None) -> Any:
-                result = original(event) if stream is None else original(event, stream)
-                progress.waits(event, stream)
-                return result
-
-            return waits
-
-        def query(original: Any) -> Callable[..., Any]:
-            def queried(event: Any) -> Any:
-                over = original(event)
-                if over:
-                    progress.passed(event)
-                return over
-
-            return queried
-
-        def synchronize(original: Any) -> Callable[..., Any]:
-            def synchronized(event: Any) -> Any:
-                if open_entries() and not progress.is_over(event) and not device.never_recorded(event):
-                    self._tell(Cause(WaitKind.EVENT, "Event.synchronize"), None)
-                result = original(event)
-                progress.passed(event)
-                return result
-
-            return synchronized
-
-        for name, wrap in (("record", record), ("wait", wait), ("query", query), ("synchronize", synchronize)):
-            self._patches.method(owner, name, wrap)
-
-    def _patch_stream(self, owner: type) -> None:
-        progress = self.progress
-
-        def query(original: Any) -> Callable[..., Any]:
-            def queried(stream: Any) -> Any:
-                over = original(stream)
-                if over:
-                    progress.stream_passed(stream)
-                return over
-
-            return queried
-
-        def wait_stream(original: Any) -> Callable[..., Any]:
-            def waits_for(stream: Any, other: Any) -> Any:
-                result = original(stream, other)
-                progress.stream_waits(stream, other)
-                return result
-
-            return waits_for
-
-        def wait_event(original: Any) -> Callable[..., Any]:
-            def waits(stream: Any, event: Any) -> Any:
-                result = original(stream, event)
-                progress.waits(event, stream)
-                return result
-
-            return waits
-
-        def record_event(original: Any) -> Callable[..., Any]:
-            def recorded(stream: Any, event: Any = None) -> Any:
-                event = original(stream, event)
-                progress.recorded(event, stream)
-                return event
-
-            return recorded
-
-        self._patches.method(owner, "synchronize", self._stream_synchronize)
-        for name, wrap in (
-            ("query", query), ("wait_stream", wait_stream), ("wait_event", wait_event), ("record_event", record_event),
-        ):  # fmt: skip
-            self._patches.method(owner, name, wrap)
-
-    def _stream_synchronize(self, original: Any) -> Callable[..., Any]:
-        thread, progress = self._thread, self.progress
-
-        def synchronized(stream: Any) -> Any:
-            doing = thread.doing
-            outer, doing.warned = doing.warned, 0  # torch warns of it, too
-            try:
-                if open_entries() and outer is None:
-                    self._tell(Cause(WaitKind.STREAM, "Stream.synchronize"), None)
-                result = original(stream)
-            finally:
-                doing.warned = outer
-            progress.stream_passed(stream)
-            return result
-
-        return synchronized
-
-    def _synchronizing(self, name: str) -> Wrap:
-        """A call that waits for the device."""
-
-        def wrap(original: Any) -> Callable[..., Any]:
-            def synchronized(*args: Any, **kwargs: Any) -> Any:
-                if compiling():
-                    return original(*args, **kwargs)
-                if open_entries():
-                    self._tell(Cause(WaitKind.DEVICE, name), None)
-                result = original(*args, **kwargs)
-                self.progress.all_passed()
-                return result
-
-            return synchronized
-
-        return wrap
-
-    def _freeing(self, kind: WaitKind, name: str, amount: Callable[[], int], sign: int) -> Wrap:
-        """A call that waits if it gives memory back to the driver: then an amount has changed."""
-
-        def wrap(original: Any) -> Callable[..., Any]:
-            def freeing(*args: Any, **kwargs: Any) -> Any:
-                if compiling() or not open_entries():
-                    return original(*args, **kwargs)
-                before = amount()
-                result = original(*args, **kwargs)
-                change = sign * (amount() - before)
-                if change > 0:
-                    self._tell(Cause(kind, name, change if kind is WaitKind.FREE_DEVICE else None), None)
-                return result
-
-            return freeing
-
-        return wrap
-
     # Kernels of Triton
 
     def _patch_triton(self) -> None:
@@ -497,4 +330,4 @@ def require_cuda(subject: str) -> None:
             "a machine with a GPU and a CUDA build of torch; without one the virtual device does the same: "
             "mrv2.checks.sync.virtual.sync_trap, or mrv2 verify --stage sync",
         )
-    torch.cuda.init()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
