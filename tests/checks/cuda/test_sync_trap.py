@@ -13,6 +13,7 @@ from mrv2.checks.cuda.table import CALLS
 from mrv2.checks.errors import CheckError
 from mrv2.checks.hot_path import HotPathError, allow_sync, hot_path
 from mrv2.checks.sync.settings import Settings
+from mrv2.ci.gpu.trap_survey import survey, truth_of
 
 #: Classes whose methods are wrapped, and modules.
 OWNERS = {call.owner for call in CALLS} | {torch.cuda.Event, torch.cuda.Stream, torch.accelerator, torch.cuda.memory}
@@ -213,3 +214,17 @@ def test_compiled_programs_keep_their_graph():
         compiled = torch.compile(program, fullgraph=True, backend="eager")
         assert compiled(torch.ones(4)).tolist() == [3.0, 5.0]
     assert trap.findings == []
+
+
+def test_the_survey_sees_what_is_missed_and_what_is_said_in_vain(open_trap):
+    with open_trap() as trap:
+        value = x()
+        calls = {"list": value.tolist, "sum": value.sum, "equal": lambda: torch.equal(value, value), "none": None}
+        truth = {"list": True, "sum": True, "equal": False, "none": True}
+        found = survey(calls.items(), truth, trap)
+    assert (found["calls"], found["waiting"], found["missed"]) == (3, 2, ["sum"])
+    assert found["reported"] == {"list": ["MRV101 Tensor.tolist"]}
+    assert found["reported, not waiting"] == {"equal": ["MRV101 torch.equal"]}
+    short = {"operators": {"measured": 2, "waiting": ["b"]}, "relatives": {"a": True}}
+    assert truth_of(short, "operators", ["a", "b"]) == {"a": False, "b": True}
+    assert truth_of(short, "relatives", ["wait: a", "free: c"]) == {"wait: a": True, "free: c": None}
