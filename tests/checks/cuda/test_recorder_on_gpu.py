@@ -190,3 +190,20 @@ def test_what_it_costs(record_property):
     record_property("microseconds_to_judge_it_later", json.dumps(judged))
     record_property("microseconds_left_after_it", json.dumps(left))
     assert max(added.values()) < 1000
+
+
+def polled(kind):
+    """A download that is read when an event of some class says yes."""
+    result, event = torch.ones(4, device="cuda").to("cpu", non_blocking=True), kind()
+    event.record()
+    while not event.query():
+        pass
+    return result.tolist()
+
+
+def test_polls_order_whichever_class_the_event_has(record_property):
+    silent = {f"{kind.__module__}.{kind.__name__}": [] for kind in (torch.cuda.Event, torch.Event)}
+    for kind, name in zip((torch.cuda.Event, torch.Event), silent, strict=True):
+        silent[name] = [finding.title for finding in findings_of(lambda kind=kind: polled(kind))]
+    record_property("findings_of_polls", json.dumps(silent))
+    assert not any(silent.values())
