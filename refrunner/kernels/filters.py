@@ -47,6 +47,7 @@ def mass_from(logits_ptr, size, threshold, floor, largest, WEIGHTED: tl.constexp
     for start in range(0, size, BLOCK):
         token = start + tl.arange(0, BLOCK)
         logit = tl.load(logits_ptr + token, mask=token < size, other=float("-inf"))
+        logit = tl.where(logit == logit, logit, float("-inf"))
         key = ordered(logit).to(tl.int64)
         counted = (token < size) & (key >= threshold) & (key >= floor)
         weight = tl.full([BLOCK], 1, tl.int64)

@@ -166,6 +166,17 @@ def test_top_p_keeps_the_smallest_set(seed, share):
     assert probability[kept[0]].sum() >= share - 1e-5
 
 
+def test_nan_has_no_weight():
+    """Beside NaN, top-p keeps what it keeps without it."""
+    logits = make_logits("normal", 1, 70, 4)
+    sampling = SamplingParams(top_p=0.9, temperature=1.0, seed=1)
+    logits[0, ::3] = float("-inf")
+    without = kept_of(make_bench([NewRequest("a", (0,), 1, sampling)], 70), logits)[1]
+    logits[0, ::3] = float("nan")
+    beside = kept_of(make_bench([NewRequest("a", (0,), 1, sampling)], 70), logits)[1]
+    assert np.array_equal(beside, without) and 1 < without.sum() < 40
+
+
 def test_order_of_floats_and_integers_agree():
     values = np.array([-np.inf, -3e38, -1.0, -1e-45, -0.0, 0.0, 1e-45, 1.0, 3e38, np.inf], dtype=np.float32)
     keys = order(values)
