@@ -17,7 +17,7 @@ from mrv2.refrunner.oracle.rounding import NOISE_ERROR, UNIT_ROUNDOFF
 from mrv2.refrunner.oracle.sampling import filtered, process
 from mrv2.refrunner.sampling import tables
 
-from .sampling_cases import batches, make_bench
+from .sampling_cases import batches, make_bench, make_logits
 
 # MRV2_SAMPLER_EXAMPLES=2000 is the long version.
 QUICK = settings(
