@@ -1,6 +1,7 @@
 """CUDA graphs on a real GPU: the eager runner's tokens, no wait, no kernel loaded by a step."""
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -102,14 +103,40 @@ def loaded():
     return {kernel.__name__: len(kernel.device_caches[device][0]) for kernel in kernels()}
 
 
-@pytest.mark.parametrize("graph_mode", ["eager", "full", "piecewise"])
-def test_no_step_loads_a_kernel(graph_mode):
+EVERYTHING = SamplingParams(
+    temperature=0.8, seed=3, repetition_penalty=1.1, allowed_token_ids=tuple(range(99)), logit_bias=((3, 0.5),),
+    bad_words=((5, 6),), min_p=0.01, top_k=20, top_p=0.9, stop_token_ids=(9,), min_tokens=1, logprobs=2,
+    prompt_logprobs=1, logprob_token_ids=(1, 2), max_tokens=8,
+)  # fmt: skip
+EVERY_OTHER = replace(
+    WORKLOAD,
+    requests=tuple(
+        replace(request, sampling=replace(EVERYTHING, logprobs=index) if index % 2 else request.sampling)
+        for index, request in enumerate(WORKLOAD.requests)
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"graph_mode": "full"},
+        {"graph_mode": "piecewise"},
+        {"prompt_tokens": "uva", "staged_writes": "in_place"},
+        {"prefix_caching": True, "graph_mode": "full"},
+        {"zero_new_blocks": True},
+    ],
+    ids=str,
+)
+def test_no_step_loads_a_kernel(settings):
     for kernel in kernels():
         kernel.device_caches.clear()  # what another test has loaded would hide what a step of this one loads
-    runner = build(**WORKLOAD.capacities, **EAGER, graph_mode=graph_mode)
+    runner = build(**WORKLOAD.capacities, **EAGER, **settings)
     before = loaded()
     assert sum(count > 0 for count in before.values()) >= 9
-    Driver(runner, WORKLOAD).run()
+    trace = Driver(runner, EVERY_OTHER).run()
+    assert trace.crash is None and len(trace.steps) > 10
     assert loaded() == before
 
 
