@@ -130,7 +130,7 @@ class ModelRunner:
         """A batch of that shape without a request: no lane has a slot, and every request the null block."""
         upload = PackedUpload()
         layout = self._builder.plan(Step(), self._states, self._computed, upload, shape)
-        upload.send(PinnedRing(self._device))  # of its own: the runner's would grow by a slot for each
+        upload.send_and_wait(self._device)
         return self._builder.build(layout, self._states, upload)
 
     @torch.inference_mode()

@@ -154,14 +154,21 @@ class PackedUpload:
         """Pack all arrays and upload them, or place them in a slot; an empty collection sends nothing."""
         if self._size == 0:
             return
+        if self._in_place:
+            self._lease = ring.place(self._packed())
+            self._on_device = self._lease.memory
+        else:
+            self._on_device = ring.upload(self._packed())
+
+    def send_and_wait(self, device: Device) -> None:
+        """Pack all arrays and upload them from ordinary memory, which waits for the device: for startup only."""
+        self._on_device = torch.from_numpy(self._packed()).to(device.torch_device)
+
+    def _packed(self) -> NDArray[np.uint8]:
         packed = np.zeros(self._size, dtype=np.uint8)
         for offset, array in self._parts:
             packed[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
-        if self._in_place:
-            self._lease = ring.place(packed)
-            self._on_device = self._lease.memory
-        else:
-            self._on_device = ring.upload(packed)
+        return packed
 
     def end(self) -> None:
         """All readers are enqueued; a slot that is read in place is free behind them."""
