@@ -31,7 +31,7 @@ CODE_OF = {
     "stream_synchronise": ("MRV104", "Device.download"),
     "padding_found_by_nonzero": ("MRV105", "TorchReferenceAttention.begin"),
     "padding_removed_by_mask": ("MRV105", "TorchReferenceAttention.forward"),
-    "cache_emptied": ("MRV106", "ModelRunner._remove_requests"),
+    "cache_emptied": ("MRV106", "ModelRunner._remove"),
 }
 EXECUTE = "mrv2.refrunner.model_runner:ModelRunner.execute"
 ENGINE = "mrv2.fuzz.targets.reference:ReferenceRunner.execute"
@@ -70,10 +70,10 @@ def is_json(result):
 def test_the_runner_passes(progress):
     result = Sync().run(ReferenceTarget(), Budget(), progress)
     assert (result.verdict, result.findings) == (RunVerdict.PASS, ())
-    assert result.summary == f"{EXECUTE}: entered 26 times, no hidden wait"
+    assert result.summary == f"{EXECUTE}: entered 32 times, no hidden wait"
     assert progress.done == progress.total == 2
     assert result.coverage["schedules"] == list(SCHEDULES)
-    assert result.coverage["hot paths"] == {EXECUTE: 26}
+    assert result.coverage["hot paths"] == {EXECUTE: 32}
     assert is_json(result)
 
 
