@@ -27,6 +27,9 @@ class PoisonedFreshMemory(TorchDispatchMode):
     Pinned memory is left alone: the host would write it while the device may still read what it held.
     """
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """An operator was called."""
         kwargs = kwargs or {}

@@ -12,12 +12,16 @@ from mrv2.checks.virtual.removal import fences_of
 from mrv2.fuzz.programs import RunnerProgram, random_workload
 from mrv2.fuzz.targets.reference import ReferenceTarget
 from mrv2.fuzz.workload import Driver
-from mrv2.refrunner.api import NewRequest, Step
+from mrv2.refrunner.api import NewRequest, SamplingParams, Step
 from mrv2.refrunner.config import RunnerConfig
+from mrv2.refrunner.engine import Engine
 from mrv2.refrunner.graphs.candidates import BatchNeeds, Candidate, candidates, first_that_admits
 from mrv2.refrunner.graphs.captured import FullGraph, PiecewiseGraph, Recorder
 from mrv2.refrunner.input_batch import InputBatchBuilder
+from mrv2.refrunner.kv_groups import KVGroups
+from mrv2.refrunner.model_runner import ModelRunner
 from mrv2.refrunner.models.llama import LlamaModel
+from mrv2.refrunner.models.tiny import TINY_CONFIG, random_tensors
 
 WORKLOAD = random_workload(256, 3, 8)
 MODES = {
@@ -243,3 +247,25 @@ def test_what_a_capture_enqueues_beside_its_graphs_is_waited_for(monkeypatch):
         runner.execute(entering("a", 2, 1))
         runner.close()
     assert {finding.code for finding in device.findings} == {"MRV204"}
+
+
+WINDOWED = replace(TINY_CONFIG, sliding_windows=(5, 0))
+
+
+@pytest.mark.parametrize("mode", ["full", "piecewise"])
+def test_full_attention_and_a_sliding_window_in_one_graph(replays, mode):
+    """Two KV groups: their tables and slots are refreshed in place as well, and windows slide over freed blocks."""
+    tensors, windows = random_tensors(WINDOWED, 11), KVGroups.of_layers(WINDOWED.layer_windows).windows
+    found = []
+    for settings in ({"attention": "triton"}, MODES[mode]):
+        with virtual_device() as device:
+            config = RunnerConfig(**{**WORKLOAD.capacities, "device": "cuda", "num_kv_blocks": 20, **settings})
+            engine = Engine(ModelRunner(config, WINDOWED, tensors), config, windows)
+            for name, length in (("a", 9), ("b", 3)):
+                engine.add(name, range(1, 1 + length), SamplingParams(max_tokens=12))
+            engine.drain()
+            engine.close()
+        assert not device.findings
+        found.append({name: request.output_token_ids for name, request in engine.requests.items()})
+    assert found[0] == found[1]
+    assert sum(replays.values()) >= 10
