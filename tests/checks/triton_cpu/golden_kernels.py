@@ -426,15 +426,7 @@ def _runner_case(kernel: Any, numbers: tuple[str, ...] = (), longs: tuple[str, .
     return Case(kernel, kinds | dict.fromkeys(constants, "constexpr"), constants)
 
 
-_FLOATS = (
-    "logits_ptr",
-    "temperature_ptr",
-    "best_score_ptr",
-    "best_logit_ptr",
-    "max_logit_ptr",
-    "sum_exp_ptr",
-    "logprob_ptr",
-)
+_FLOATS = ("logits_ptr", "processed_ptr", "temperature_ptr", "float_ptr", "value_ptr", "statistics_ptr")
 
 
 def _sampler_case(kernel: Any, numbers: tuple[str, ...], **constants: int) -> Case:
@@ -444,8 +436,13 @@ def _sampler_case(kernel: Any, numbers: tuple[str, ...], **constants: int) -> Ca
 
 
 RUNNER = {
-    "sample_blocks": _sampler_case(gumbel.sample_blocks, ("logits_stride", "vocab_size", "num_blocks"), BLOCK=64),
-    "combine_blocks": _sampler_case(gumbel.combine_blocks, ("num_blocks",), BLOCKS=8),
+    "sample_blocks": _sampler_case(
+        gumbel.sample_blocks,
+        ("logits_stride", "stages_stride", "temperature_stride", "vocab_size", "num_blocks", "plane"),
+        PROCESSED=1,
+        BLOCK=64,
+    ),
+    "combine_blocks": _sampler_case(gumbel.combine_blocks, ("count", "num_blocks"), LOGARITHM=1, BLOCKS=8),
     "gather_block_tables": _runner_case(
         block_table.gather_block_tables,
         ("group_stride", "block_table_stride", "batch_group_stride", "batch_table_stride", "num_requests", "columns"),

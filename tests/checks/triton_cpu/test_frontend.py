@@ -10,6 +10,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton._C.libtriton import ir
 from triton.compiler import code_generator
 from triton.compiler.errors import CompilationError
 from triton.experimental import gluon
@@ -20,7 +21,7 @@ from mrv2.checks.triton_cpu import frontend, language
 from mrv2.checks.triton_cpu.errors import RejectedModule, Unsupported
 from mrv2.checks.triton_cpu.ir import Pointer, Scalar
 from mrv2.checks.triton_cpu.reader import read
-from mrv2.checks.triton_cpu.said import heard
+from mrv2.checks.triton_cpu.said import Said, heard
 from mrv2.checks.virtual import virtual_device
 from mrv2.refrunner.kernels.launch import kernel as runner_kernel
 
@@ -336,17 +337,60 @@ def test_what_the_verifier_refuses_is_said_by_the_error_alone(capfd):
     assert os.path.samestat(before, os.fstat(2))
 
 
-def test_what_others_write_meanwhile_is_not_lost(capfd):
+def writes(good: bool, where: list[os.stat_result]):
+    """A verifier that writes to stderr, and notes where that leads."""
+
+    def verify(module: object) -> bool:
+        where.append(os.fstat(2))
+        os.write(2, b"words")
+        return good
+
+    return verify
+
+
+def test_the_words_of_a_refusal_are_taken_and_all_others_come_later(capfd):
+    where, said = [os.fstat(2)], Said()
+    assert not said.verify(writes(False, where), None)
+    assert (said.words, capfd.readouterr().err) == ("words", "")
+    said = Said()
+    assert said.verify(writes(True, where), None)
+    assert (said.words, capfd.readouterr().err) == ("", "words")
+    assert [os.path.samestat(where[0], each) for each in (*where[1:], os.fstat(2))] == [False, False, True]
+
+
+def test_stderr_is_taken_from_nobody_but_the_verifier(capfd):
+    """A child process would keep what it inherits, and an abort within the front end would say nothing."""
+    before, verify = os.fstat(2), ir.module.verify
+    with heard("kernel"):
+        assert os.path.samestat(before, os.fstat(2))
+        os.write(2, b"from the front end")
+        assert capfd.readouterr().err == "from the front end"
+        assert ir.module.verify is not verify
+    assert ir.module.verify is verify
+
+
+def test_words_of_what_is_no_refusal_are_not_lost(capfd, monkeypatch):
     def fails():
         with heard("kernel"):
-            os.write(2, b"from another thread")
-            raise ValueError("no refusal")
+            ir.module.verify(None)
+            raise ValueError("something else")
 
-    with pytest.raises(ValueError, match="no refusal"):
+    monkeypatch.setattr(ir.module, "verify", writes(False, []))
+    with pytest.raises(ValueError, match="something else"):
         fails()
-    with heard("kernel"):
-        os.write(2, b", and from a third")
-    assert capfd.readouterr() == ("", "from another thread, and from a third")
+    assert capfd.readouterr() == ("", "words")
+
+
+def test_a_closed_stderr_is_no_error():
+    said, kept = Said(), os.dup(2)
+    os.close(2)
+    try:
+        assert said.verify(lambda module: True, None)
+        assert not said.verify(writes(False, []), None)
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+    assert said.words == "words"
 
 
 def test_prints_of_other_threads_are_left_alone(capfd):
