@@ -68,3 +68,30 @@ def test_a_row_that_changes_hands_within_one_flush_belongs_to_the_new_owner():
     tables.add(0, request(temperature=0.5, seed=2))
     flush(tables)
     assert (float(tables.temperature[0]), int(tables.seeds[0])) == (0.5, 2)
+
+
+def test_lists_are_sorted_and_counted():
+    tables = make_tables()
+    params = {
+        "logit_bias": ((9, 1.0), (2, -1.0)), "stop_token_ids": (7, 3), "min_tokens": 4, "top_k": 6, "top_p": 0.5,
+        "bad_words": ((4, 5, 8), (1,)), "logprobs": 3, "prompt_logprobs": -1, "logprob_token_ids": (6, 5),
+        "allowed_token_ids": (0, 33, 69),
+    }  # fmt: skip
+    tables.add(2, request(**params))
+    flush(tables)
+    numbers = tables.numbers.gpu[2].tolist()
+    assert numbers[1:] == [6, 3, 7, 2, 2, 4, 1, 2, 2]
+    assert tables.bias_tokens.gpu[2, :2].tolist() == [2, 9] and tables.bias_values.gpu[2, :2].tolist() == [-1.0, 1.0]
+    assert tables.stops.gpu[2, :2].tolist() == [3, 7] and tables.logprob_ids.gpu[2, :2].tolist() == [6, 5]
+    assert tables.allowed.gpu[2].tolist() == [1, 2, 1 << 5]
+    words = tables.bad_words.gpu[2].tolist()
+    assert words[:2] == [1, 8] and words[128:131] == [0, 0, 2] and words[257:259] == [4, 5]
+
+
+def test_a_plain_request_stages_no_list():
+    tables = make_tables()
+    tables.add(1, request())
+    assert int(tables.stages[1]) == 0
+    flush(tables)
+    assert tables.numbers.gpu[1].tolist() == [0, VOCAB, 3, 3, 0, 0, 0, 0, 0, 0]
+    assert not any(table.gpu.any() for table in (tables.allowed, tables.bias_tokens, tables.stops, tables.bad_words))
