@@ -38,10 +38,12 @@ class Bench:
         return self.sampler._processed(logits, self.batch.rows, self.batch.sample_positions, self.states, stages)
 
 
-def make_bench(requests, vocab_size, before=(), **settings):
+def make_bench(requests, vocab_size, before=(), device="cpu", **settings):
     """Add requests, after others that have come and gone, and bring them to the device."""
-    config = RunnerConfig(max_num_reqs=ROWS, max_model_len=LENGTH, max_num_batched_tokens=256, **settings)
-    device = Device("cpu")
+    config = RunnerConfig(
+        max_num_reqs=ROWS, max_model_len=LENGTH, max_num_batched_tokens=256, device=device, **settings
+    )
+    device = Device(device)
     states, sampler = RequestStates(config, device, vocab_size), Sampler(config, device, vocab_size)
     for former in before:
         sampler.add(states.add(former), former)
@@ -56,9 +58,9 @@ def make_bench(requests, vocab_size, before=(), **settings):
     batch = SimpleNamespace(
         num_requests=len(rows),
         host_rows=np.array(rows, dtype=np.int32),
-        rows=torch.tensor(rows, dtype=torch.int32),
-        sample_positions=torch.tensor(lengths, dtype=torch.int32),
-        query_start_loc=torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32),
+        rows=torch.tensor(rows, dtype=torch.int32, device=device.torch_device),
+        sample_positions=torch.tensor(lengths, dtype=torch.int32, device=device.torch_device),
+        query_start_loc=torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32, device=device.torch_device),
     )
     return Bench(sampler, states, list(requests), batch)
 
