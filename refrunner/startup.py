@@ -41,6 +41,7 @@ def blocks_that_fit(config: RunnerConfig, model: LlamaConfig, device: Device, ru
         ConfigurationError: they would not hold one request of ``max_model_len``.
     """
     device.synchronize()
+    torch.cuda.empty_cache()  # what others of this process have left in the allocator is free, and does not look so
     torch.cuda.reset_peak_memory_stats(device.torch_device)
     before = torch.cuda.memory_allocated(device.torch_device)
     run()
