@@ -55,7 +55,8 @@ class Step:
         finished: requests that ended (or were aborted); their rows are freed first.
         preempted: requests that lose their row and blocks now and may come back in ``new`` of a later step.
         new: requests that enter, resumed ones included.
-        scheduled: tokens to compute per request, in execution order; never 0 for a listed request.
+        scheduled: tokens to compute per request; never 0 for a listed request. Their order is that of the batch, if
+            the runner does not prefer another one.
         new_blocks: KV blocks appended to a request's block table this step, one tuple per KV group; for a
             request in ``new`` these are its first blocks. Those wholly within its ``num_computed_tokens`` may be
             held by others too; all others are its own. In a group with a sliding window, a block whose tokens have

@@ -1,4 +1,4 @@
-"""The step's inputs, gathered on the device from the state table in the order that the scheduler chose."""
+"""The step's inputs, gathered on the device from the state table in the order of the batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class InputBatch:
     Device tensors are written on the main stream before the forward pass and stay valid until the next step.
 
     Attributes:
-        request_ids: the N requests, in execution order.
+        request_ids: the N requests, in the order of the batch.
         num_tokens: T.
         host_rows: int32 [N], row of each request.
         host_query_start_loc: int32 [padded N + 1], prefix sums of scheduled tokens; padding requests have none.

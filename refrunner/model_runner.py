@@ -175,6 +175,7 @@ class ModelRunner:
 
     def _enqueue(self, step: Step) -> Handle:
         self._change_requests(step)
+        step = replace(step, scheduled={name: step.scheduled[name] for name in self._attention.order(step.scheduled)})
         upload = PackedUpload()
         writes = PackedUpload(in_place=True) if self.config.staged_writes == "in_place" else upload
         self._states.pack(writes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from operator import attrgetter
 from pathlib import PurePath
 from types import CodeType, ModuleType
@@ -92,10 +93,12 @@ class ReferenceRunner:
         self._site = site
         self._blocks_of: dict[str, list[int]] = {}
         self._used_blocks: set[int] = set()
+        self._scheduled: tuple[str, ...] = ()
 
     def execute(self, step: Step) -> Handle:
         """See :class:`Runner`."""
         self._follow_blocks(step)
+        self._scheduled = tuple(step.scheduled)
         handle: Handle = self._runner.execute(step)
         return handle
 
@@ -123,20 +126,33 @@ class ReferenceRunner:
         if batch is None:
             return None
         count, tokens = batch.num_requests, batch.num_tokens
+        bounds = batch.query_start_loc[: count + 1].tolist()
+        places = self._places(batch.request_ids)
+        lanes = list(range(tokens))
+        if places != list(range(count)):
+            lanes = [lane for place in places for lane in range(bounds[place], bounds[place + 1])]
+            sizes = (bounds[place + 1] - bounds[place] for place in places)
+            bounds = list(accumulate(sizes, initial=bounds[0]))
         used = [-(-int(length) // self._runner.config.block_size) for length in batch.host_seq_lens[:count]]
         tables = batch.block_table[0, :count].tolist()
         return InputSnapshot(
-            request_ids=batch.request_ids,
-            rows=tuple(batch.rows.tolist()),
-            query_start_loc=tuple(batch.query_start_loc[: count + 1].tolist()),
-            input_ids=tuple(batch.input_ids[:tokens].tolist()),
-            positions=tuple(batch.positions[:tokens].tolist()),
-            slot_mapping=tuple(batch.slot_mapping[0, :tokens].tolist()),
-            seq_lens=tuple(batch.seq_lens[:count].tolist()),
-            block_tables=tuple(tuple(table[:blocks]) for table, blocks in zip(tables, used, strict=True)),
+            request_ids=tuple(batch.request_ids[place] for place in places),
+            rows=tuple(batch.rows[places].tolist()),
+            query_start_loc=tuple(bounds),
+            input_ids=tuple(batch.input_ids[lanes].tolist()),
+            positions=tuple(batch.positions[lanes].tolist()),
+            slot_mapping=tuple(batch.slot_mapping[0, lanes].tolist()),
+            seq_lens=tuple(batch.seq_lens[places].tolist()),
+            block_tables=tuple(tuple(tables[place][: used[place]]) for place in places),
             padding_tokens=len(batch.input_ids) - tokens,
             padding_requests=len(batch.seq_lens) - count,
         )
+
+    def _places(self, request_ids: tuple[str, ...]) -> list[int]:
+        """Where the requests of the step stand in the batch, whose order the attention backend chooses."""
+        if sorted(request_ids) != sorted(self._scheduled):
+            return list(range(len(request_ids)))
+        return [request_ids.index(name) for name in self._scheduled]
 
     def poisoned(self) -> dict[str, int]:
         """See :class:`PoisonRunner`."""

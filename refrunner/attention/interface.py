@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -14,6 +15,17 @@ class AttentionBackend(Protocol):
 
     The backend owns the cache. A step calls ``begin`` once and ``forward`` once per layer.
     """
+
+    def order(self, scheduled: Mapping[str, int]) -> Sequence[str]:
+        """The order in which the batch holds its requests.
+
+        Args:
+            scheduled: tokens of each request, in the order of the scheduler.
+
+        Returns:
+            its keys. No output depends on it.
+        """
+        ...
 
     def begin(self, batch: InputBatch) -> None:
         """Take the metadata of the step; may not read device values on the host."""

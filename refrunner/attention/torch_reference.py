@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -22,6 +24,10 @@ class TorchReferenceAttention(PagedCache):
         self._batch: InputBatch | None = None
         self._slots: Tensor | None = None
         self._context_slots: list[list[Tensor]] = []
+
+    def order(self, scheduled: Mapping[str, int]) -> Sequence[str]:
+        """As the scheduler has it."""
+        return tuple(scheduled)
 
     def begin(self, batch: InputBatch) -> None:
         """Turn block tables into slot lists, once for all layers of a group."""

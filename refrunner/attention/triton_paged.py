@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
@@ -38,6 +40,10 @@ class TritonPagedAttention(PagedCache):
         self._batch: InputBatch | None = None
         self._tables: tuple[Tensor, ...] = ()
         self._slots: tuple[Tensor, ...] = ()
+
+    def order(self, scheduled: Mapping[str, int]) -> Sequence[str]:
+        """Decodes first, then the longer ones by length: programs of similar length run side by side."""
+        return sorted(scheduled, key=scheduled.__getitem__)
 
     def begin(self, batch: InputBatch) -> None:
         """See :class:`AttentionBackend`."""

@@ -97,6 +97,29 @@ def results(runner, requests, steps_in_flight=2):
     return drive(runner, requests, steps_in_flight)[1].results
 
 
+@pytest.mark.parametrize("order", [sorted, lambda names: sorted(names, reverse=True), lambda names: list(names)[::-1]])
+def test_the_order_of_the_batch_changes_no_token(make_runner, monkeypatch, order):
+    plain = results(make_runner(), MIXED)
+    runner = make_runner(poison=True)
+    monkeypatch.setattr(runner._attention, "order", order)
+    other = results(runner, MIXED)
+    assert {name: result.token_ids for name, result in other.items()} == {
+        name: result.token_ids for name, result in plain.items()
+    }
+
+
+@pytest.mark.parametrize(("attention", "order"), [("torch", ("b", "a", "c")), ("triton", ("a", "c", "b"))])
+def test_a_backend_chooses_the_order_of_the_batch(make_runner, attention, order):
+    runner = make_runner(attention=attention)
+    runner.execute(Step(new=(NewRequest("a", (1, 2), 2),), scheduled={"a": 2}, new_blocks={"a": ((1,),)}))
+    entering = (NewRequest("b", (3, 4, 5), 3), NewRequest("c", (6, 7), 2))
+    tables = {"b": ((2,),), "c": ((3,),)}
+    output = runner.execute(Step(new=entering, scheduled={"b": 3, "a": 1, "c": 2}, new_blocks=tables)).result()
+    assert runner.batch.request_ids == order
+    assert output.token_ids.keys() == {"a", "b", "c"}
+    assert runner.invariants() == []
+
+
 MIXED = (
     request("a", 20, preempt_after=(2,)),
     request("b", 3, 0.8, 5),
