@@ -6,6 +6,7 @@ import numpy as np
 
 from mrv2.checks.findings import Site
 from mrv2.checks.hooks.kernel_log import AccessKind as HookKind
+from mrv2.checks.hooks.kernel_log import fence_addresses
 from mrv2.checks.libraries import folder_of
 from mrv2.checks.triton_cpu.emit.source import AccessKind, AccessSite
 from mrv2.checks.triton_cpu.log import RECORD, STRAY, LaunchResult, Stop, Stopped, grid_index, place_of
@@ -57,15 +58,15 @@ def test_an_atomic_that_fills_several_records_is_one_fence():
     found = result((0x100, 0x104, 2, 0), (0x200, 0x204, 2, 0), (0x300, 0x304, 0, 0), (0x100, 0x104, 2, 1))
     fences = found._fences()
     assert [(fence.position, fence.program, fence.addresses) for fence in fences] == [
-        (0, 0, frozenset({0x100, 0x200})),
-        (3, 1, frozenset({0x100})),
+        (0, 0, fence_addresses([0x100, 0x200], 4)),
+        (3, 1, fence_addresses([0x100], 4)),
     ]
     assert all(fence.acquires and fence.releases for fence in fences)
 
 
 def test_lanes_of_a_fence_are_its_elements():
     (fence,) = result((0x100, 0x10C, 2, 0))._fences()
-    assert fence.addresses == {0x100, 0x104, 0x108}
+    assert fence.addresses == fence_addresses([0x100, 0x104, 0x108], 4)
 
 
 def test_an_atomic_orders_what_lies_before_and_after_it():
@@ -75,6 +76,15 @@ def test_an_atomic_orders_what_lies_before_and_after_it():
     relaxed = [(low, high, 3, program) for low, high, _, program in (first, second)]
     assert len(result(store, relaxed[0], relaxed[1], load, stored=bytes(4)).conflicts()[0]) == 1
     assert len(result(first, store, second, load, stored=bytes(4)).conflicts()[0]) == 1, "released too early"
+
+
+def test_lines_are_those_that_touch_a_byte_in_the_way_that_is_asked_for():
+    found = result((0x100, 0x104, 0, 0), (0x104, 0x108, 1, 0, 0), (0x104, 0x108, 2, 1), stored=bytes(4))
+    lines = [
+        [site.line for site in found.lines(low, high, write=write)]
+        for low, high, write in ((0x100, 0x108, False), (0x100, 0x108, True), (0x100, 0x104, True), (0x0, 0x100, False))
+    ]
+    assert lines == [[1], [2, 3], [], []]
 
 
 def test_stray_lanes_have_their_line():
