@@ -27,7 +27,7 @@ class Later(int):
 class Entry(list[Any]):
     """A function and its arguments, to be called when its turn comes; one that is not complete yet holds all others.
 
-    The last item is ``None`` until it is complete.
+    The first argument is ``None`` until it is complete.
     """
 
     __slots__ = ()
@@ -63,7 +63,7 @@ class Journal(EventSink):
         with self._lock:
             while entries:
                 entry = entries[0]
-                if type(entry) is Entry and entry[-1] is None:
+                if type(entry) is Entry and entry[1] is None:
                     return
                 entries.popleft()
                 entry[0](*entry[1:])

@@ -24,6 +24,16 @@ if TYPE_CHECKING:
     from .recorder_runtime import CudaRuntime
 
 
+_NOT_RECORDED: Mapping[int, Queue] = MappingProxyType({})
+
+
+class _Anchor(weakref.ref[Any]):
+    """Tells of the end of a storage, and whose it was."""
+
+    __slots__ = ("block",)
+    block: Block
+
+
 class Block:
     """One allocation.
 
@@ -42,14 +52,10 @@ class Block:
         recorded: streams that ``record_stream`` named.
     """
 
-    id = -1
-    lane = -1
-    dropped = False
-    freed = False
-    graph: Capture | None = None
-    recorded: Mapping[int, Queue] = MappingProxyType({})
-    anchor: weakref.ref[Any] | None = None
-    storage = 0
+    __slots__ = (
+        "_dtype", "_shape", "anchor", "base", "dropped", "freed", "graph", "id", "lane", "queue", "recorded", "size",
+        "space", "stack", "storage",
+    )  # fmt: skip
 
     def __init__(self, base: int, size: int, space: Space, tensor: Tensor, stack: Stack, queue: Queue | None) -> None:
         self.base = base
@@ -57,7 +63,14 @@ class Block:
         self.space = space
         self.stack = stack
         self.queue = queue
-        self._kind = (tensor.dtype, tensor.shape)
+        self.id = self.lane = -1
+        self.storage = 0
+        self.dropped = self.freed = False
+        self.graph: Capture | None = None
+        self.recorded = _NOT_RECORDED
+        self.anchor: _Anchor | None = None
+        self._dtype = tensor.dtype
+        self._shape = tensor.shape
 
     @property
     def end(self) -> int:
@@ -67,13 +80,16 @@ class Block:
     @property
     def label(self) -> str:
         """Type and shape of its first tensor, for people."""
-        dtype, shape = self._kind
-        return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+        return f"{str(self._dtype).removeprefix('torch.')}{list(self._shape)}"
 
     def record(self, queue: Queue) -> None:
         """The memory is used on another stream than the one that owns it."""
         if queue is not self.queue:
             self.recorded = {**self.recorded, queue.id: queue}
+
+
+#: Blocks that came and went before the map by address is brought up to date.
+_MAX_CHANGES = 4096
 
 
 class Memory:
@@ -93,7 +109,6 @@ class Memory:
         self._runtime = runtime
         self._blocks: BlockMap[Block] = BlockMap()
         self._changes: deque[Block] = deque()
-        self._of_storage: dict[int, Block] = {}
         self.storages: dict[int, Block] = {}
 
     @property
@@ -118,10 +133,18 @@ class Memory:
         backend = self._runtime.backend
         if backend.is_on_device(tensor):
             owner = backend.stream_of_memory(tensor.data_ptr())
+            self._forget_moved(tensor)
             if owner is None:  # a view of host memory, or another library's: no allocator of torch frees it
                 return None
             return self.add(tensor, Space.DEVICE, self._runtime.queue_of(owner), stack)
         return self.add(tensor, Space.PINNED, None, stack) if backend.is_pinned(tensor) else None
+
+    def _forget_moved(self, tensor: Tensor) -> None:
+        """A storage that was resized lies elsewhere now: where it was, the allocator puts others."""
+        owner, base, _ = self._runtime.backend.memory_of(tensor)
+        for block in [*self.storages.values()]:
+            if block.base != base and block.anchor is not None and block.anchor() is owner:
+                self.free(block, program_stack())
 
     def made(
         self, tensor: Tensor, queue: Queue, stack: Stack, *, pinned: bool, made: list[Block] | None = None
@@ -145,37 +168,44 @@ class Memory:
             stack: where it was made.
             made: takes the block, if an operation that is written down already makes it.
         """
+        block = self.create(tensor, space, queue, stack)
+        if block is not None:
+            if made is None:
+                self._runtime.sink.add((self.tell, block))
+            else:
+                made.append(block)
+        return block
+
+    def create(self, tensor: Tensor, space: Space, queue: Queue | None, stack: Stack) -> Block | None:
+        """The same, but the sink is not told yet."""
         runtime = self._runtime
         owner, base, size = runtime.backend.memory_of(tensor)
         if size == 0:
             return None
         block = Block(base, size, space, tensor, stack, queue)
-        block.storage = owner._cdata
-        moved = self._of_storage.get(block.storage)
-        if moved is not None:  # the storage was resized, and lies elsewhere now
-            self.free(moved, stack)
-        self._of_storage[block.storage] = block
-        captures = runtime.captures
-        if captures.current is not None:
-            captures.adopt(block)
-        block.anchor = weakref.ref(owner, lambda _: self._drop(block))
-        block.lane = runtime.host_lane() if queue is None else queue.lane
-        if made is None:
-            runtime.sink.add((self.tell, block))
+        if queue is None:
+            block.storage, block.lane = owner._cdata, runtime.host_lane()
         else:
-            made.append(block)
+            block.lane = queue.lane
+        if runtime.captures.current is not None:
+            runtime.captures.adopt(block)
+        block.anchor = anchor = _Anchor(owner, self._drop)
+        anchor.block = block
         self.storages[base] = block
         self._changes.append(block)
+        if len(self._changes) > _MAX_CHANGES:
+            _ = self.blocks
         return block
 
     def tell(self, block: Block) -> None:
         """Hand an allocation on to the sink."""
         block.id = self._runtime.sink.inner.allocate(block.lane, block.base, block.size, block.space, block.stack)
 
-    def _drop(self, block: Block) -> None:
+    def _drop(self, anchor: weakref.ref[Any]) -> None:
         """The program dropped a block. Runs inside the garbage collector, so it does next to nothing."""
         if not self._runtime.active:
             return
+        block: Block = anchor.block  # type: ignore[attr-defined]
         block.dropped = True
         if block.graph is None:
             self.free(block, program_stack(DROP_FRAMES))
@@ -191,8 +221,6 @@ class Memory:
         runtime.sink.add((self._free, block, runtime.opener if lane is None else lane, stack, after))
         if self.storages.get(block.base) is block:
             del self.storages[block.base]
-        if self._of_storage.get(block.storage) is block:
-            del self._of_storage[block.storage]
         self._changes.append(block)
 
     def _free(self, block: Block, lane: int, stack: Stack, after: list[int]) -> None:

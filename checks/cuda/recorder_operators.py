@@ -7,7 +7,7 @@ the host.
 
 from __future__ import annotations
 
-import sys
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +16,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..events import ByteRange, OperationKind, Space, Stack
-from ..semantics import Direction, HostRead, Waits
+from ..semantics import COPIES, CopyRule, Direction, HostMemory, HostRead, Waits
 from ..virtual.calls import PARTIAL
 from ..virtual.copies import copy_rule, owned_by_allocator
 from ..virtual.inference import Operator, operator_of
 from ..virtual.layouts import intern_layout, layout_of
 from ..virtual.queues import Queue, Work
-from ..virtual.stacks import program_stack, stack_above
+from ..virtual.stacks import program_stack
 from .journal import Entry
 from .recorder_memory import Block
+from .recorder_plain import MORE, Handler, copy_handler, is_plain, plain_handler
 
 if TYPE_CHECKING:
     from .recorder_runtime import CudaRuntime
@@ -85,37 +86,45 @@ class Operators:
     """
 
     def __init__(self, runtime: CudaRuntime) -> None:
-        self._runtime = runtime
+        self._runtime = self.runtime = runtime
         self._is_on_device, self._base_of = runtime.backend.is_on_device, runtime.backend.base_of
         self._known = runtime.memory.storages
         special: tuple[tuple[Any, Callable[[Any, Any, Any], Any]], ...] = (
-            (_aten.copy_.default, self._copy),
+            (_aten.copy_.default, copy_handler(self, self._copy)),
             (_aten._to_copy.default, self._to_copy),
             (_aten._foreach_copy_.default, self._foreach_copy),
             (_aten.record_stream.default, self._record_stream),
         )
         #: By identity: to hash an operator would take a call of torch's Python.
-        self._special = {id(func): handler for func, handler in special}
+        self._handlers: dict[int, Handler] = {id(func): handler for func, handler in special}
 
     def dispatch(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """One operator call; returns what the program gets."""
-        if not self._runtime.active:
-            return func(*args, **kwargs)
-        special = self._special.get(id(func))
-        if special is not None:
-            return special(func, args, kwargs)
+        handler = self._handlers.get(id(func))
+        if handler is None:
+            handler = self._handlers[id(func)] = self._handler_of(func)
+        return handler(func, args, kwargs)
+
+    def _handler_of(self, func: Any) -> Handler:
         operator = operator_of(func)
         if operator.composite:
-            return self._decompose(operator, func, args, kwargs)
-        return operator.compute(*args, **kwargs) if operator.view else self._call(operator, func, args, kwargs)
+            return functools.partial(self._decompose, operator)
+        if operator.view:
+            return _call_only
+        general = functools.partial(self._call, operator)
+        return plain_handler(self, operator, general) if is_plain(operator) else general
 
     def _decompose(self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """In inference mode composite operators arrive whole, and some of them look like views but are not."""
+        if not self._runtime.active:
+            return func(*args, **kwargs)
         with self._runtime.thread_mode():
             result = func.decompose(*args, **kwargs)
         return self._call(operator, func, args, kwargs) if result is NotImplemented else result
 
     def _call(self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if not self._runtime.active:
+            return func(*args, **kwargs)
         tensors = tensors_in(args, kwargs)
         is_on_device = self._is_on_device
         for tensor in tensors:
@@ -149,7 +158,7 @@ class Operators:
     def _on_device(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor]
     ) -> Any:
-        stack, touched = stack_above(sys._getframe(3)), Touched()
+        stack, touched = program_stack(), Touched()
         if not operator.allocates and not operator.metadata:
             self._touch_arguments(touched, operator, args, kwargs, tensors, stack)
         return self._run(operator, func, args, kwargs, touched, stack)
@@ -205,7 +214,7 @@ class Operators:
         if queue.capture is not None:
             return self._captured(operator, func, args, kwargs, touched, queue, stack)
         sink, here, pace = runtime.sink, runtime.here, runtime.pace
-        entry = Entry((self._judge, queue.lane, operator.name, touched, stack, runtime.host_lane(), runtime.step, None))
+        entry = Entry((self._judge, None, operator.name, touched, stack, runtime.host_lane(), runtime.step))
         sink.add(entry)
         if pace is not None:
             pace.before(stack, runtime.backend)
@@ -216,7 +225,7 @@ class Operators:
                 self._add_results(touched, operator, result, queue, stack)
         finally:
             here.inside = outer
-            entry[-1] = True
+            entry[1] = queue.lane
         if touched.waits:
             runtime.order.waited_inside(queue, operator.name)
         if pace is not None:
@@ -224,9 +233,7 @@ class Operators:
         sink.flush_if_long()
         return result
 
-    def _judge(
-        self, lane: int, name: str, touched: Touched, stack: Stack, issuer: int, step: int | None, complete: bool
-    ) -> None:
+    def _judge(self, lane: int, name: str, touched: Touched, stack: Stack, issuer: int, step: int | None) -> None:
         for block in touched.made or ():
             self._runtime.memory.tell(block)
         self._runtime.judge(lane, touched.work(name), stack, issuer, step)
@@ -257,6 +264,14 @@ class Operators:
                         memory.add(tensor, Space.DEVICE, queue, stack, touched.made)
                 touched.add(tensor, _WRITE)
 
+    def take_results(self, entry: Entry, operator: Operator, result: Any, queue: Queue, stack: Stack) -> None:
+        """Add several results, or none, to what a call that is written down already touches."""
+        touched = Touched()
+        self._add_results(touched, operator, result, queue, stack)
+        entry[MORE] = touched.made
+        for _, low, end in touched.pieces:
+            entry += (True, low, end)
+
     # Copies
 
     def _copy(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -283,11 +298,10 @@ class Operators:
         return self._run(operator, func, args, kwargs, touched, stack)
 
     def _add_copy(self, touched: Touched, target: Tensor, source: Tensor, non_blocking: bool, stack: Stack) -> None:
-        memory, is_on_device = self._runtime.memory, self._runtime.backend.is_on_device
-        memory.seen(target, stack)
-        block = memory.seen(source, stack)
+        seen, is_on_device = self._runtime.memory.seen, self._is_on_device
+        to_block, from_block = seen(target, stack), seen(source, stack)
         if not is_on_device(source):
-            self._add_upload(touched, source, target, block, non_blocking)
+            self._add_upload(touched, source, target, from_block, non_blocking)
             touched.add(target, _WRITE)
         elif is_on_device(target):
             touched.kind = OperationKind.COPY_ON_DEVICE
@@ -295,7 +309,7 @@ class Operators:
             touched.add(target, _WRITE)
         else:
             touched.add(source, _READ)
-            self._add_download(touched, target, source, memory.seen(target, stack), non_blocking)
+            self._add_download(touched, target, source, to_block, non_blocking)
 
     def _add_upload(
         self, touched: Touched, source: Tensor, target: Tensor, block: Block | None, non_blocking: bool
@@ -304,7 +318,7 @@ class Operators:
         touched.kind = OperationKind.COPY_TO_DEVICE
         if block is None:
             return
-        rule = copy_rule(Direction.UPLOAD, True, layout_of(source), layout_of(target), non_blocking)
+        rule = _rule(Direction.UPLOAD, True, source, target, non_blocking)
         if rule.source is HostRead.AT_CALL:
             ranges = layout_of(source).ranges(source.data_ptr())
             self._runtime.host_access(ranges, write=False, name="aten.copy_")
@@ -317,7 +331,7 @@ class Operators:
         self, touched: Touched, target: Tensor, source: Tensor, block: Block | None, non_blocking: bool
     ) -> None:
         touched.kind = OperationKind.COPY_TO_HOST
-        rule = copy_rule(Direction.DOWNLOAD, block is not None, layout_of(target), layout_of(source), non_blocking)
+        rule = _rule(Direction.DOWNLOAD, block is not None, target, source, non_blocking)
         touched.waits |= rule.waits is Waits.ALWAYS
         if block is not None:
             touched.protected = owned_by_allocator(block, target)
@@ -361,7 +375,7 @@ class Operators:
         touched.protected = True
         if queue.capture is None:
             runtime.pace_before(stack)
-        entry = Entry((self._judge, queue.lane, operator.name, touched, stack, runtime.host_lane(), runtime.step, None))
+        entry = Entry((self._judge, None, operator.name, touched, stack, runtime.host_lane(), runtime.step))
         if queue.capture is None:
             runtime.sink.add(entry)
         else:
@@ -372,7 +386,7 @@ class Operators:
             runtime.memory.made(result, queue, stack, pinned=True, made=touched.made)
             touched.add(result, _WRITE)
         finally:
-            entry[-1] = True
+            entry[1] = queue.lane
         if queue.capture is None:
             runtime.pace_after()
         elif not queue.capture.lost:
@@ -387,6 +401,18 @@ class Operators:
         if block is not None and block.queue is not None:
             block.record(runtime.queue_of(address_of_stream(args[1])))
         return result
+
+
+def _rule(direction: Direction, pinned: bool, host: Tensor, device: Tensor, non_blocking: bool) -> CopyRule:
+    """The row of the table; for a host side without gaps the rest does not matter."""
+    if host.is_contiguous():
+        return COPIES[direction, HostMemory.PINNED if pinned else HostMemory.PAGEABLE, True, non_blocking]
+    return copy_rule(direction, pinned, layout_of(host), layout_of(device), non_blocking)
+
+
+def _call_only(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A view touches nothing."""
+    return func(*args, **kwargs)
 
 
 _PINNING = frozenset({"aten::_pin_memory", "aten::pin_memory"})

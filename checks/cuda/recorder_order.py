@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.cuda import _gpu_trace as trace
 
-from ..events import OperationKind, SyncKind
+from ..events import OperationKind, Stack, SyncKind
 from ..virtual.graphs import Capture, Node
 from ..virtual.queues import Queue
 from ..virtual.stacks import program_stack
@@ -25,12 +25,19 @@ if TYPE_CHECKING:
     from .recorder_runtime import CudaRuntime
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Record:
-    """One record of an event: the sink's token for what came before it, or its node in a capture."""
+    """One record of an event.
+
+    Attributes:
+        queue: the stream.
+        token: the sink's, for what came before it, once the sink has been told.
+        node: its place in a capture, if it was made in one.
+        capture: that capture.
+    """
 
     queue: Queue
-    token: int
+    token: int = -1
     node: Node | None = None
     capture: Capture | None = None
 
@@ -53,47 +60,50 @@ class Order:
     def recorded(self, event: int, stream: int) -> None:
         """An event marks the present end of a stream."""
         runtime = self._runtime
-        with runtime.lock:
-            if runtime.active:
-                self._records[event] = self.mark(runtime.queue_of(stream), "event.record")
+        if runtime.active:
+            self._records[event] = self.mark(runtime.queue_of(stream), "event.record")
 
     def mark(self, queue: Queue, name: str) -> Record:
         """The present end of a stream."""
         runtime, capture = self._runtime, queue.capture
         if capture is not None:
             return Record(queue, -1, capture.add_record(queue), capture)
-        runtime.sink.operation(
-            queue.lane, OperationKind.MARKER, name, program_stack(), issuer=runtime.host_lane(), step=runtime.step
-        )
-        return Record(queue, runtime.sink.release(queue.lane))
+        record = Record(queue)
+        runtime.sink.add((self._judge_mark, record, name, program_stack(), runtime.host_lane(), runtime.step))
+        return record
+
+    def _judge_mark(self, record: Record, name: str, stack: Stack, issuer: int, step: int | None) -> None:
+        inner, lane = self._runtime.sink.inner, record.queue.lane
+        inner.operation(lane, OperationKind.MARKER, name, stack, issuer=issuer, step=step)
+        record.token = inner.release(lane)
 
     def waited(self, event: int, stream: int) -> None:
         """A stream is held until an event's latest record is passed."""
         runtime = self._runtime
-        with runtime.lock:
-            if runtime.active:
-                self.hold(runtime.queue_of(stream), self._records.get(event))
+        if runtime.active:
+            self.hold(runtime.queue_of(stream), self._records.get(event))
 
     def hold(self, queue: Queue, record: Record | None) -> None:
-        """A stream is held until a record is passed; one of which nothing is known holds nothing."""
-        runtime = self._runtime
-        if record is not None and record.capture is not None:
+        """A stream is held until a record is passed; one of before the recorder holds nothing that is known."""
+        if record is None:
+            return
+        if record.capture is not None:
             if not record.capture.over:
                 record.capture.add_wait(queue, record)
             return
-        sync = self._sync(queue.lane, SyncKind.WAIT_EVENT, "wait_event")
-        if record is not None:
-            runtime.sink.acquire(queue.lane, record.token, sync=sync)
+        self._wait(queue.lane, SyncKind.WAIT_EVENT, "wait_event", record)
 
     def follow(self, queue: Queue, record: Record | None) -> None:
         """A stream comes after a record by the nature of the device, and not because the program asked."""
         if record is not None and record.queue is not queue:
-            self._runtime.sink.acquire(queue.lane, record.token)
+            self._runtime.sink.add((self._judge_follow, queue.lane, record))
+
+    def _judge_follow(self, lane: int, record: Record) -> None:
+        self._runtime.sink.inner.acquire(lane, record.token)
 
     def deleted(self, event: int) -> None:
         """Another event may get the address."""
-        with self._runtime.lock:
-            self._records.pop(event, None)
+        self._records.pop(event, None)
 
     def event_synchronized(self, event: int) -> None:
         """The host waits for an event's latest record."""
@@ -120,19 +130,15 @@ class Order:
 
     def waited_inside(self, queue: Queue, name: str) -> None:
         """An operation made the host wait for its stream, by the table of copies."""
-        runtime = self._runtime
-        with runtime.lock, runtime.inside(name):
+        with self._runtime.inside(name):
             self._host_waits(SyncKind.IMPLICIT, name, [queue.id])
 
     def _host_acquires(self, kind: SyncKind, name: str, record: Record | None) -> None:
         runtime = self._runtime
-        with runtime.lock:
-            if not runtime.active or runtime.captures.report_sync(name):
-                return
-            host = runtime.host_lane()
-            sync = self._sync(host, kind, name)
-            if record is not None and record.capture is None:
-                runtime.sink.acquire(host, record.token, sync=sync)
+        if not runtime.active or runtime.captures.report_sync(name):
+            return
+        if record is not None and record.capture is None:
+            self._wait(runtime.host_lane(), kind, name, record)
 
     def _host_waits(self, kind: SyncKind, name: str, streams: list[int]) -> None:
         """The host acquires streams; in an operation this is the operation's doing."""
@@ -140,18 +146,25 @@ class Order:
         inside = runtime.here.inside
         if inside is not None:
             kind, name = SyncKind.IMPLICIT, inside
-        with runtime.lock:
-            if not runtime.active or runtime.captures.report_sync(name):
-                return
-            host = runtime.host_lane()
-            sync = self._sync(host, kind, name)
-            for stream in streams:
-                token = runtime.sink.release(runtime.queue_of(stream).lane)
-                runtime.sink.acquire(host, token, sync=sync)
+        if not runtime.active or runtime.captures.report_sync(name):
+            return
+        queues = [runtime.queue_of(stream) for stream in streams]
+        if queues:
+            self._wait(runtime.host_lane(), kind, name, *queues)
 
-    def _sync(self, lane: int, kind: SyncKind, name: str) -> int:
+    def _wait(self, lane: int, kind: SyncKind, name: str, *awaited: Record | Queue) -> None:
+        """A lane waits for records, or for all that streams have been given so far."""
         runtime = self._runtime
-        return runtime.sink.sync(lane, kind, name, program_stack(), step=runtime.step)
+        runtime.sink.add((self._judge_wait, lane, kind, name, program_stack(), runtime.step, awaited))
+
+    def _judge_wait(
+        self, lane: int, kind: SyncKind, name: str, stack: Stack, step: int | None, awaited: tuple[Record | Queue, ...]
+    ) -> None:
+        inner = self._runtime.sink.inner
+        sync = inner.sync(lane, kind, name, stack, step=step)
+        for item in awaited:
+            token = item.token if isinstance(item, Record) else inner.release(item.lane)
+            inner.acquire(lane, token, sync=sync)
 
 
 def install(runtime: CudaRuntime) -> Callable[[], None]:

@@ -101,12 +101,16 @@ class CudaRuntime:
             made: where the program made it, e.g. ``"engine.py:12"``.
         """
         queue = self.queues.get(stream)
-        if queue is None:
-            if stream:
-                self._streams += 1
-            name = made_at(f"stream {self._streams}", made) if stream else "default stream"
-            queue = self.queues[stream] = Queue(stream, self.sink.lane(LaneKind.STREAM, name), name)
-        return queue
+        return self._new_queue(stream, made) if queue is None else queue
+
+    def _new_queue(self, stream: int, made: str) -> Queue:
+        with self.lock:
+            if stream not in self.queues:  # another thread may have been faster
+                if stream:
+                    self._streams += 1
+                name = made_at(f"stream {self._streams}", made) if stream else "default stream"
+                self.queues[stream] = Queue(stream, self.sink.lane(LaneKind.STREAM, name), name)
+            return self.queues[stream]
 
     def current_queue(self) -> Queue:
         """The stream that is current in the calling thread."""

@@ -36,12 +36,12 @@ def test_the_verdict_is_that_of_the_sink():
 def test_what_is_not_complete_holds_back_what_follows():
     called = []
     journal = Journal(HappensBefore())
-    entry = Entry((lambda name, complete: called.append(name), "first", None))
+    entry = Entry((called.append, None))
     journal.add(entry)
     journal.add((called.append, "second"))
     journal.flush()
     assert called == []
-    entry[-1] = True
+    entry[1] = "first"
     journal.flush()
     assert called == ["first", "second"]
 

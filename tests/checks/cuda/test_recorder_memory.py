@@ -107,6 +107,15 @@ def test_gradients_are_as_without(recorder):
     assert torch.equal(layer.weight.grad, torch.ones(2, 3))
 
 
+def test_a_call_that_fails_is_told_and_holds_nothing_back(recorder):
+    x, y = made(), torch.ones_like(MODEL[:3])
+    x.add_(1)
+    with pytest.raises(RuntimeError):
+        x.add_(y)
+    recorder.runtime.sink.flush()
+    assert not recorder.runtime.sink._entries
+
+
 def test_another_device_is_refused():
     class Elsewhere:
         def get_device(self):

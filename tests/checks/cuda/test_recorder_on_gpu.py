@@ -128,7 +128,11 @@ def test_the_runner_has_no_finding(record_property):
     assert len(recorded.steps) >= STEPS
 
 
-@pytest.mark.parametrize("name", ["slot_event_too_early", "download_does_not_wait", "download_event_too_early"])
+# Of those whose order a poll makes by luck, as a slot's event that is recorded too early, a real device shows no race
+# when the results were waited for meanwhile.
+@pytest.mark.parametrize(
+    "name", ["download_event_on_main_stream", "download_does_not_wait", "download_event_too_early"]
+)
 def test_a_runner_without_one_of_its_fences_is_found(name):
     (mutation,) = (item for item in ORDERING if item.name == name)
     with mutant(mutation) as target, race_recorder() as recorder:
