@@ -50,6 +50,7 @@ def test_the_runner_has_the_fences_that_this_test_is_about(recorded, marks):
     _, fences = recorded
     needed = {fence.name for fence in fences if fence.need is Need.NEEDED}
     assert {"wait_stream", "Event.synchronize", "Event.query"} <= needed
+    assert not [fence for fence in fences if fence.need is Need.VACUOUS]
     assert len(marks) >= 3
     assert all("refrunner/" in stack[0][0] for stack in (*marks, *map(stack_of, fences)))
 
