@@ -146,4 +146,4 @@ def _known_tokens_are_read_again(sampling: SamplingParams) -> bool:
     It finds them in the token table, and need not know of another home.
     """
     penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
-    return penalties != (1, 0, 0) or bool(sampling.bad_words) or sampling.prompt_logprobs is not None
+    return penalties != (1.0, 0.0, 0.0) or bool(sampling.bad_words) or sampling.prompt_logprobs is not None

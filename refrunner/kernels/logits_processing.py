@@ -56,7 +56,9 @@ def mask_bit(words_ptr, token, inside) -> tl.tensor:
 
 
 @kernel
-def entries_of_block(tokens_ptr, count, first_token, BLOCK: tl.constexpr, ENTRIES: tl.constexpr) -> tuple:
+def entries_of_block(
+    tokens_ptr, count, first_token, BLOCK: tl.constexpr, ENTRIES: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
     """Begin and end of the entries of a sorted list of token ids that lie in this block of the vocabulary."""
     entry = tl.arange(0, ENTRIES)
     token = tl.load(tokens_ptr + entry, mask=entry < count, other=2147483647)

@@ -170,7 +170,7 @@ def stages_of(sampling: SamplingParams) -> int:
         kernels.TOP_K: sampling.top_k > 0,
         kernels.TOP_P: sampling.top_p < 1,
     }
-    return sum(stage.value for stage, needed in needs.items() if needed)
+    return sum(int(stage.value) for stage, needed in needs.items() if needed)
 
 
 def _reals_of(sampling: SamplingParams) -> list[float]:

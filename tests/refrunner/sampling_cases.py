@@ -1,5 +1,6 @@
 """Batches for the sampler without a model: requests with any parameters, and logits with ties, holes and extremes."""
 
+import importlib
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -8,8 +9,6 @@ import torch
 from hypothesis import strategies as st
 
 from mrv2.refrunner.api import NewRequest, SamplingParams
-from mrv2.refrunner.config import RunnerConfig
-from mrv2.refrunner.device import Device
 from mrv2.refrunner.request_states import RequestStates
 from mrv2.refrunner.sampling.sampler import Sampler
 from mrv2.refrunner.staging import PackedUpload, PinnedRing
@@ -38,13 +37,18 @@ class Bench:
         return self.sampler._processed(logits, self.batch.rows, self.batch.sample_positions, self.states, stages)
 
 
-def make_bench(requests, vocab_size, before=(), device="cpu", **settings):
+def make_bench(requests, vocab_size, before=(), device="cpu", package="mrv2.refrunner", **settings):
     """Add requests, after others that have come and gone, and bring them to the device."""
-    config = RunnerConfig(
+
+    def part(module, name):
+        return getattr(importlib.import_module(f"{package}.{module}"), name)
+
+    config = part("config", "RunnerConfig")(
         max_num_reqs=ROWS, max_model_len=LENGTH, max_num_batched_tokens=256, device=device, **settings
     )
-    device = Device(device)
-    states, sampler = RequestStates(config, device, vocab_size), Sampler(config, device, vocab_size)
+    device = part("device", "Device")(device)
+    states = part("request_states", "RequestStates")(config, device, vocab_size)
+    sampler = part("sampling.sampler", "Sampler")(config, device, vocab_size)
     for former in before:
         sampler.add(states.add(former), former)
         flush(states, sampler, device)
