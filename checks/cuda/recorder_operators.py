@@ -96,16 +96,14 @@ class Operators:
             (_aten.record_stream.default, self._record_stream),
         )
         #: By identity: to hash an operator would take a call of torch's Python.
-        self._handlers: dict[int, Handler] = {id(func): handler for func, handler in special}
+        self.handlers: dict[int, Handler] = {id(func): handler for func, handler in special}
 
-    def dispatch(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """One operator call; returns what the program gets."""
-        handler = self._handlers.get(id(func))
-        if handler is None:
-            handler = self._handlers[id(func)] = self._handler_of(func)
-        return handler(func, args, kwargs)
+    def handler_of(self, func: Any) -> Handler:
+        """What is called for an operator of the program's, with it and its arguments."""
+        handler = self.handlers[id(func)] = self._new_handler(func)
+        return handler
 
-    def _handler_of(self, func: Any) -> Handler:
+    def _new_handler(self, func: Any) -> Handler:
         operator = operator_of(func)
         if operator.composite:
             return functools.partial(self._decompose, operator)
@@ -446,7 +444,8 @@ class RecordingMode(TorchDispatchMode):
 
     def __init__(self, operators: Operators) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._dispatch = operators.dispatch
+        self._operators = operators
+        self._handlers = operators.handlers
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -455,4 +454,5 @@ class RecordingMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """An operator was called, on either side."""
-        return self._dispatch(func, args, kwargs or {})
+        handler = self._handlers.get(id(func)) or self._operators.handler_of(func)
+        return handler(func, args, kwargs or {})

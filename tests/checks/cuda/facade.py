@@ -195,7 +195,7 @@ def _show_copies(patches, recorder):
     stock_record = DeviceTensor.record_stream
     stock, mode = Copies.to, recorder.runtime.thread_mode()
     runtime = recorder.runtime
-    handler = mode._dispatch.__self__._handlers[id(_TO_COPY)]
+    handler = mode._handlers[id(_TO_COPY)]
 
     def to(self, tensor, args, kwargs):
         target, _, non_blocking, *_ = _parse_to(args, kwargs)
