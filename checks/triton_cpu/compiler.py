@@ -118,14 +118,19 @@ def _words(command: str) -> tuple[str, ...]:
 def _named(command: tuple[str, ...]) -> Compiler:
     if shutil.which(command[0]) is None:
         raise NoCompiler(f"CC={shlex.join(command)}, which names no executable file")
-    return Compiler(command, portable="ziglang" in command or Path(command[0]).name == "zig")
+    return Compiler(command, portable=_is_zig(command))
+
+
+def _is_zig(command: tuple[str, ...]) -> bool:
+    return "ziglang" in command or Path(command[0]).name == "zig"
 
 
 def _files(command: tuple[str, ...]) -> list[str]:
-    """The programs among the words, of which there may be several: ``ccache gcc``."""
+    """The programs among the words, of which there may be several: ``ccache gcc``; the ``cc`` of zig is none."""
     package = importlib.util.find_spec("ziglang") if "ziglang" in command else None
     origin = None if package is None else package.origin
-    return [os.path.realpath(file) for file in (*map(shutil.which, command), origin) if file]
+    words = command[:1] if _is_zig(command) else command
+    return [os.path.realpath(file) for file in (*map(shutil.which, words), origin) if file]
 
 
 @functools.cache

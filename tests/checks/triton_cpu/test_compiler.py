@@ -75,6 +75,20 @@ class DONE:
     stderr = ""
 
 
+@pytest.mark.parametrize(
+    ("command", "gcc"), [("cc", True), ("env cc", True), ("zig cc", False), ("env -m ziglang cc", False)]
+)
+def test_the_cc_of_zig_is_not_the_machines(tmp_path, monkeypatch, command, gcc):
+    """Where ``cc`` is gcc, zig must not be told what only gcc knows."""
+    for name in ("env", "zig", "gcc-12"):
+        (tmp_path / name).touch(0o755)
+    (tmp_path / "cc").symlink_to("gcc-12")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = find_compiler({"CC": command})
+    assert ("-fvect-cost-model=dynamic" in found.flags) is gcc
+    assert found.portable is not gcc
+
+
 def test_ziglang_is_not_told_to_use_this_machines_instructions(fake_tools):
     fake_tools(ziglang=True)
     assert "-march=native" not in find_compiler({}).flags
