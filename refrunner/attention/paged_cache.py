@@ -29,7 +29,7 @@ class PagedCache:
         self._groups = KVGroups.of_layers(model.layer_windows)
         shape = (self._groups.layers_per_group, 2, slots, model.num_kv_heads, model.head_dim)
         self.cache = torch.zeros(shape, dtype=config.torch_dtype, device=device.torch_device)
-        self._layers = [layer.unbind() for layer in self.cache]
+        self._layers: list[tuple[Tensor, ...]] = [layer.unbind() for layer in self.cache]
         self._scale = model.head_dim**-0.5
         if config.poison:
             self.cache[:, :, (NULL_BLOCK + 1) * config.block_size :].fill_(float("nan"))
