@@ -171,14 +171,15 @@ def _result(
 def _merged(drives: Iterable[_Drive]) -> Iterator[Finding]:
     """Each finding once, with the schedules that showed it: a race shows in all of them, what it causes in some.
 
-    So those that show in more of them come first: the cause before what follows from it.
+    So those that show in more of them come first: the cause before what follows from it. Two accesses of one run may
+    make the same finding; its schedule counts once.
     """
-    found: dict[str, tuple[Finding, list[JSON]]] = {}
+    found: dict[str, tuple[Finding, dict[str, None]]] = {}
     for drive in drives:
         for finding in drive.findings:
-            found.setdefault(finding.fingerprint(), (finding, []))[1].append(str(drive.run.schedule))
+            found.setdefault(finding.fingerprint(), (finding, {}))[1][str(drive.run.schedule)] = None
     for finding, schedules in sorted(found.values(), key=lambda entry: -len(entry[1])):
-        yield replace(finding, evidence={**finding.evidence, "schedules": schedules})
+        yield replace(finding, evidence={**finding.evidence, "schedules": [*schedules]})
 
 
 def _differences(reference: Trace, drives: Iterable[_Drive]) -> Iterator[Finding]:
