@@ -22,10 +22,11 @@ import contextlib
 import difflib
 import functools
 import inspect
+import itertools
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
@@ -297,20 +298,67 @@ def in_hot_path(name: str, function: Function) -> Function:
     refuse_generator(f"hot path {name}", function, remedy)
     region = Region(name)
 
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not _watchers or compiling():
+    def enter(*args: Any, **kwargs: Any) -> Any:
+        if compiling():
             return function(*args, **kwargs)
         with region:
             return function(*args, **kwargs)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return enter(*args, **kwargs) if _watchers else function(*args, **kwargs)
 
     @functools.wraps(function)
     async def await_call(*args: Any, **kwargs: Any) -> Any:
         with region:
             return await function(*args, **kwargs)
 
+    if isinstance(function, FunctionType) and not inspect.iscoroutinefunction(function):
+        return _with_its_parameters(function, enter)  # type: ignore[return-value]
     wrapper = await_call if inspect.iscoroutinefunction(function) else call
     return standing_in(wrapper, function)  # type: ignore[no-any-return]
+
+
+def _with_its_parameters(function: FunctionType, enter: Callable[..., Any]) -> Callable[..., Any]:
+    """A wrapper that takes what the function takes: to pass ``*args, **kwargs`` on costs twice as much, watched or not.
+
+    Its code claims to be of this file, so that stacks leave it out as they do the rest of the toolkit.
+    """
+    taken, passed = _parameters(function.__code__)
+    names = [_unlike(name, function.__code__.co_varnames) for name in ("function", "enter", "watchers")]
+    plain, entering, watching = names
+    source = (
+        "\n" * (_with_its_parameters.__code__.co_firstlineno - 1) + f"def make({', '.join(names)}):\n"
+        f" def call({taken}):\n"
+        f"  return {entering}({passed}) if {watching} else {plain}({passed})\n"
+        " return call\n"
+    )
+    made: dict[str, Any] = {}
+    exec(compile(source, __file__, "exec"), globals(), made)  # noqa: S102 - the names of parameters, and nothing else
+    wrapper = made["make"](function, enter, _watchers)
+    wrapper.__defaults__, wrapper.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    return functools.wraps(function)(wrapper)
+
+
+def _parameters(code: CodeType) -> tuple[str, str]:
+    """How a function with such code is defined and called, without defaults."""
+    names = iter(code.co_varnames)
+    positional = list(itertools.islice(names, code.co_argcount))
+    keywords = list(itertools.islice(names, code.co_kwonlyargcount))
+    rest = [f"*{next(names)}"] if code.co_flags & inspect.CO_VARARGS else []
+    others = [f"**{next(names)}"] if code.co_flags & inspect.CO_VARKEYWORDS else []
+    only = code.co_posonlyargcount
+    bar = ["/"] if only else []
+    star = rest or (["*"] if keywords else [])
+    taken = [*positional[:only], *bar, *positional[only:], *star, *keywords, *others]
+    passed = [*positional, *rest, *(f"{name}={name}" for name in keywords), *others]
+    return ", ".join(taken), ", ".join(passed)
+
+
+def _unlike(name: str, others: Sequence[str]) -> str:
+    while name in others:
+        name += "_"
+    return name
 
 
 class allow_sync:  # noqa: N801 - used as a decorator and in with-statements

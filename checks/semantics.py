@@ -7,6 +7,7 @@ happens. The virtual device follows them; a run on a GPU checks them against the
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: Behind a kernel that does not end, 1,021 further calls return and the 1,022nd waits. Kernels, copies and whole graph
@@ -187,6 +188,17 @@ WAITING_ON_DATA = frozenset(
 )  # fmt: skip
 #: Likewise, of matrices that are not square: their permutation is made on the host.
 WAITING_UNLESS_SQUARE = frozenset({"aten::linalg_lu", "aten::linalg_lu_factor_ex"})
+
+
+def waits_inside(operator: str, shape: Sequence[int]) -> bool:
+    """Whether an operator waits by its nature, given the shape of its first tensor."""
+    if operator in WAITING_OPERATORS:
+        return True
+    if operator in WAITING_ON_DATA:
+        return 0 not in shape
+    return operator in WAITING_UNLESS_SQUARE and shape[-2] != shape[-1]
+
+
 #: Operators that answer with a number or a truth that depends on data, which torch does not tag.
 UNTAGGED_ANSWERS = frozenset({"aten::_nested_tensor_from_mask_left_aligned"})
 #: Operators that read a number out of a 0-dim tensor inside, by their source, and the positions of such arguments.

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..semantics import waits_inside
 from ..sync.waits import Cause, WaitKind
 from .copies import download_cause, is_tensor, upload_cause
 
@@ -40,6 +41,22 @@ def reads_tensor(name: str) -> Judge:
 def has_shape_from_data(name: str) -> Judge:
     """Of a call whose result is as long as the data say."""
     return lambda noticed, args, kwargs, result, took: Cause(WaitKind.SHAPE, name) if noticed else None
+
+
+def decomposes(name: str, operator: str) -> Judge:
+    """Of a call that waits below torch, which is silent then, for the shape of its first tensor.
+
+    Args:
+        name: of the call.
+        operator: the name of its rule.
+    """
+
+    def judge(noticed: int, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, took: int) -> Cause | None:
+        given = next(filter(is_tensor, (*args, *kwargs.values())))
+        waits = noticed or (given.is_cuda and waits_inside(operator, given.shape))
+        return Cause(WaitKind.INSIDE, name) if waits else None
+
+    return judge
 
 
 def builds(name: str) -> Judge:

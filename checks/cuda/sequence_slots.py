@@ -56,6 +56,7 @@ def can_keep_slots() -> bool:
 
 def _family(owner: type) -> Iterator[type]:
     yield owner
+    derived: type
     for derived in type.__subclasses__(owner):
         yield from _family(derived)
 

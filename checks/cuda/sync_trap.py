@@ -147,7 +147,7 @@ class CudaTrap:
         thread, is_free = self._thread, call.is_free
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            if not open_entries() or is_free(args):
+            if is_free(args) or not open_entries():  # in this order, for what traces a program cannot ask the second
                 return original(*args, **kwargs)
             doing = thread.doing
             if doing.warned is not None:
@@ -179,7 +179,7 @@ class CudaTrap:
         thread, is_free, now = self._thread, call.is_free, self._device.now_ns
 
         def moving(*args: Any, **kwargs: Any) -> Any:
-            if not open_entries() or is_free(args):
+            if is_free(args) or not open_entries():
                 return original(*args, **kwargs)
             doing = thread.doing
             if doing.warned is not None:

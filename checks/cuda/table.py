@@ -20,6 +20,7 @@ from .judges import (
     builds,
     copies,
     copies_each,
+    decomposes,
     has_shape_from_data,
     indexes,
     moves,
@@ -108,6 +109,14 @@ def _functions(names: str, judge: Callable[[str], Judge], **more: Any) -> tuple[
     )
 
 
+def _decompositions(module: ModuleType, names: str, operator: str) -> tuple[Call, ...]:
+    prefix = module.__name__
+    return tuple(
+        Call(module, name, f"{prefix}.{name}", decomposes(f"{prefix}.{name}", operator), Way.MOVES, True, _is_traced)
+        for name in names.split()
+    )
+
+
 CALLS: tuple[Call, ...] = (
     *_methods("item __bool__ __int__ __float__ __complex__ __index__ is_nonzero equal allclose", reads_value),
     *_methods("__contains__ __format__", reads_value),
@@ -128,4 +137,10 @@ CALLS: tuple[Call, ...] = (
     *_methods("cuda cpu type type_as", moves, way=Way.MOVES, allocates=True),
     *_methods("copy_", copies, way=Way.COPIES, is_free=_stays_on_its_side),
     *_functions("_foreach_copy_", copies_each, way=Way.MOVES),
+    # Torch waits there for cuSOLVER, or for a permutation that it makes on the host, and does not warn.
+    *_decompositions(torch.linalg, "lu", "aten::linalg_lu"),
+    *_decompositions(torch.linalg, "lu_factor lu_factor_ex", "aten::linalg_lu_factor_ex"),
+    *_decompositions(torch, "_lu_with_info", "aten::linalg_lu_factor_ex"),
+    *_decompositions(torch.linalg, "ldl_factor ldl_factor_ex", "aten::linalg_ldl_factor_ex"),
+    *_decompositions(torch.linalg, "ldl_solve", "aten::linalg_ldl_solve"),
 )

@@ -16,10 +16,8 @@ from ..semantics import (
     NOT_WAITING_OPERATORS,
     NUMBER_ARGUMENTS,
     UNTAGGED_ANSWERS,
-    WAITING_ON_DATA,
-    WAITING_OPERATORS,
-    WAITING_UNLESS_SQUARE,
     isin_waits,
+    waits_inside,
 )
 from ..sync.waits import WaitKind
 from .calls import INDEXING, Call
@@ -52,13 +50,9 @@ def reason_to_wait(call: Call) -> Reason:
 
 
 def _waits_inside(call: Call, name: str) -> bool:
-    if name in WAITING_OPERATORS:
-        return True
     if call.kwargs.get("check_errors") is True:  # reads error codes, to raise them
         return True
-    if name in WAITING_ON_DATA:
-        return call.plain[0].numel() > 0
-    return name in WAITING_UNLESS_SQUARE and call.plain[0].shape[-2] != call.plain[0].shape[-1]
+    return waits_inside(name, call.plain[0].shape if call.plain else ())
 
 
 def _repeat_interleave(call: Call) -> Reason:
@@ -73,7 +67,10 @@ def _isin(call: Call) -> Reason:
 
 
 def _equal(call: Call) -> Reason:
-    """Shapes are compared first."""
+    """Shapes are compared first. Torch's ``quantile`` compares on the host only, where this device's memory lies."""
+    asked = heres.here.call
+    if asked is not None and getattr(asked[0], "__name__", "").rpartition("nan")[2] == "quantile":
+        return _FREE
     first, second = call.plain
     return _VALUE if first.shape == second.shape and first.numel() else _FREE
 

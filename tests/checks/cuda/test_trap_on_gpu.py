@@ -299,8 +299,8 @@ def test_what_the_trap_costs(record_property):
             "bars": {"off, ns": 50, "added, us": 1.5},
         },
     )
-    assert off * 1e9 <= 150  # ours to meet: 50; a shared machine's noise is not
-    assert statistics.median(added.values()) <= 1.5
+    assert off * 1e9 <= 50
+    assert {name: us for name, us in added.items() if us > 1.5} == {}
 
 
 #: The shape of a model of 0.6 thousand million parameters.
@@ -367,4 +367,4 @@ def test_what_the_trap_costs_a_decode_step(record_property):
             "host ms of a step, off": round(off_ms, 4), "on": round(on_ms, 4), "share": round(share, 5), "bar": 0.03,
         },
     )  # fmt: skip
-    assert share <= 0.06  # ours to meet: 0.03; a shared machine's noise is not
+    assert share <= 0.03

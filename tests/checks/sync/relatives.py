@@ -167,7 +167,7 @@ INSIDE = {
     "cartesian_prod": lambda b: torch.cartesian_prod(b.i, b.i),
     "tril_indices": lambda b: torch.tril_indices(3, 3, device="cuda"),
     "block_diag": lambda b: torch.block_diag(b.square, b.square),
-    "Categorical": lambda b: torch.distributions.Categorical(logits=b.x),
+    "Categorical": lambda b: torch.distributions.Categorical(logits=b.x, validate_args=True),
     "Categorical, unchecked": lambda b: torch.distributions.Categorical(logits=b.x, validate_args=False).sample(),
     "gumbel_softmax": lambda b: F.gumbel_softmax(b.x),
     "multinomial with replacement": lambda b: torch.multinomial(b.x, 4, replacement=True),

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import inspect
 import threading
 from collections import Counter
 
@@ -290,3 +291,47 @@ def test_torch_compile_sees_no_break(watching):
     else:
         assert compiled(torch.ones(2)).tolist() == [4.0, 4.0]
     torch._dynamo.reset()
+
+
+def test_a_decorated_function_takes_what_it_took_before():
+    """Its wrapper is made for its parameters, whatever they are called."""
+
+    def nothing():
+        return ()
+
+    def named(function, enter=2, *, watchers=3, call):
+        return function, enter, watchers, call
+
+    def only(a, /, b, c=4, *, d):
+        return a, b, c, d
+
+    def all_kinds(a, /, b, *rest, c=5, **others):
+        return a, b, rest, c, others
+
+    def rest_only(*a, **b):
+        return a, b
+
+    calls = [
+        (nothing, (), {}), (named, (1,), {"call": 4}), (named, (), {"function": 1, "watchers": 0, "call": 2}),
+        (only, (1, 2), {"d": 3}), (only, (1,), {"b": 2, "d": 3}), (all_kinds, (1, 2, 3, 4), {"c": 6, "e": 7, "a": 8}),
+        (rest_only, (1, 2), {"self": 3}),
+    ]  # fmt: skip
+    for function, args, kwargs in calls:
+        decorated = hot_path(function)
+        assert inspect.signature(decorated) == inspect.signature(function)
+        assert decorated(*args, **kwargs) == function(*args, **kwargs)
+        with watched(Entries()):
+            assert decorated(*args, **kwargs) == function(*args, **kwargs)
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument"):
+        hot_path(named)(1)
+
+
+def test_defaults_stay_the_objects_that_they_were():
+    shared = []
+
+    @hot_path
+    def keep(value, held=shared, *, also=shared):
+        held.append(value)
+        return held is also
+
+    assert keep(1) and keep(2) and shared == [1, 2]
