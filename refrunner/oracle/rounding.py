@@ -58,16 +58,18 @@ import enum
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..api import NewRequest, SamplingParams
 from ..errors import ConfigurationError
 from .llama import Forward, LlamaOracle
 from .oracle import ScoredToken, runner_temperature
-from .sampling import Drawing, error_gain, filtered
+from .sampling import Drawing, error_gain, filtered, log_softmax
 
 SAFETY = 8.0
 JITTERED_RUNS = 2  # of each twin, besides the one from the exact embedding
@@ -257,9 +259,21 @@ def _noise_error(scaled: float, score: float) -> float:
 def log_softmax_error(token: ScoredToken, vocab_size: int) -> float:
     """Bound on the error of a float32 log-softmax kernel for the observed token, given its float32 logits."""
     below_top = token.top_logit - token.logits[1]
-    log_sum = -token.logprob - below_top
-    additions = math.ceil(vocab_size / LOG_SOFTMAX_BLOCK) + math.log2(LOG_SOFTMAX_BLOCK) + 4
-    return UNIT_ROUNDOFF * (below_top + abs(token.logprob) + 2 * abs(log_sum) + additions + token.mean_drop)
+    return float(_kernel_error(np.float64(below_top), np.float64(token.logprob), token.mean_drop, vocab_size))
+
+
+def log_softmax_errors(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The same for every token of a row of logits [V]: float64 [V]."""
+    logprobs, below_top = log_softmax(logits), logits.max() - logits
+    return _kernel_error(below_top, logprobs, float(np.exp(logprobs) @ below_top), len(logits))
+
+
+def _kernel_error(
+    below_top: NDArray[np.float64] | np.float64, logprob: NDArray[np.float64] | np.float64, mean_drop: float, size: int
+) -> Any:
+    log_sum = -logprob - below_top
+    additions = math.ceil(size / LOG_SOFTMAX_BLOCK) + math.log2(LOG_SOFTMAX_BLOCK) + 4
+    return UNIT_ROUNDOFF * (below_top + abs(logprob) + 2 * abs(log_sum) + additions + mean_drop)
 
 
 def _deviations(exact: Forward, logprobs: Tensor, run: Forward) -> Tensor:

@@ -1,0 +1,192 @@
+"""Everything that requests were told, compared with the oracle: tokens, log-probabilities, ranks, likeliest tokens.
+
+Each answer is judged given the answers before it, so one near tie that falls the other way spoils nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mrv2.fuzz.workload import Trace, Workload, WorkloadRequest
+from mrv2.refrunner.api import NewRequest, TokenLogprobs
+from mrv2.refrunner.oracle.oracle import Oracle
+from mrv2.refrunner.oracle.rounding import Float32Twins, Judgement, Rounding, bound_token, log_softmax_errors
+from mrv2.refrunner.oracle.sampling import log_softmax
+
+
+@dataclass
+class Tally:
+    """What was judged.
+
+    Attributes:
+        tokens: drawn tokens.
+        near_ties: those that are not the oracle's own, but within rounding of it.
+        reports: reports on drawn tokens and on tokens of prompts.
+        largest_ratio: of an error of a log-probability to its bound.
+        failures: what is wrong, in words.
+    """
+
+    tokens: int = 0
+    near_ties: int = 0
+    reports: int = 0
+    largest_ratio: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What the oracle knows of one distribution, float64 [V] each: log-probabilities and how far float32 may be off."""
+
+    logprobs: NDArray[np.float64]
+    errors: NDArray[np.float64]
+
+
+class Judge:
+    """Compares what a trace holds with the oracle.
+
+    Args:
+        oracle: float64 oracle of the model that ran.
+    """
+
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
+        self._twins = Float32Twins(oracle.model)
+
+    def judge(
+        self,
+        workload: Workload,
+        trace: Trace,
+        reports: Mapping[str, Sequence[TokenLogprobs]],
+        prompts: Mapping[str, Sequence[TokenLogprobs | None]],
+    ) -> Tally:
+        """Judge every request that got an answer.
+
+        Args:
+            reports: on the drawn tokens, by request; those drawn after its end may follow.
+            prompts: on the tokens of prompts, by request.
+        """
+        tally, whole = Tally(), _whole_prompts(workload, trace)
+        for request in workload.requests:
+            result = trace.results.get(request.request_id)
+            if result is None or not result.token_ids:
+                continue
+            prompt = whole[request.request_id]
+            asked = NewRequest(request.request_id, prompt, len(prompt), request.sampling)
+            rounding = self._twins.measure([*prompt, *result.token_ids[:-1]])
+            self._tokens(tally, asked, rounding, result.token_ids, result.logprobs)
+            self._reports(tally, asked, rounding, result.token_ids, reports.get(request.request_id, ()))
+            self._prompt(tally, asked, rounding, prompts.get(request.request_id, ()))
+        return tally
+
+    def _tokens(
+        self, tally: Tally, asked: NewRequest, rounding: Rounding, tokens: Sequence[int], logprobs: Sequence[float]
+    ) -> None:
+        for scored, observed in zip(self._oracle.score(asked, tokens), logprobs, strict=True):
+            bound = bound_token(scored, asked.sampling, rounding, self._oracle.model.config.vocab_size)
+            place = f"request {asked.request_id}, position {scored.position}"
+            tally.tokens += 1
+            tally.near_ties += bound.judgement is Judgement.NEAR_TIE
+            if bound.judgement is Judgement.WRONG:
+                tally.failures.append(f"{place}: token {scored.observed} is not the oracle's {scored.choice}")
+            _compare(tally, f"{place}: log-probability", observed, scored.logprob, bound.logprob_error)
+
+    def _reports(
+        self,
+        tally: Tally,
+        asked: NewRequest,
+        rounding: Rounding,
+        tokens: Sequence[int],
+        reports: Sequence[TokenLogprobs],
+    ) -> None:
+        sampling = asked.sampling
+        wanted = sampling.logprobs is not None or bool(sampling.logprob_token_ids)
+        if (len(reports) >= len(tokens)) != wanted:
+            tally.failures.append(f"request {asked.request_id}: {len(reports)} reports on {len(tokens)} tokens")
+        for index, (token, report) in enumerate(zip(tokens, reports, strict=False)):
+            position = asked.prompt_len + index
+            _compare_report(tally, asked, position, _row(rounding, position), token, report, sampling.logprobs)
+
+    def _prompt(
+        self, tally: Tally, asked: NewRequest, rounding: Rounding, reports: Sequence[TokenLogprobs | None]
+    ) -> None:
+        count = asked.sampling.prompt_logprobs
+        if len(reports) != (0 if count is None else asked.prompt_len) or (reports and reports[0] is not None):
+            tally.failures.append(f"request {asked.request_id}: {len(reports)} reports on its prompt")
+        for position, report in enumerate(reports[1:], start=1):
+            if report is None:
+                tally.failures.append(f"request {asked.request_id}: no report on the prompt's token {position}")
+                continue
+            token = asked.token_ids[position]
+            _compare_report(tally, asked, position, _row(rounding, position), token, report, count)
+
+
+def _whole_prompts(workload: Workload, trace: Trace) -> dict[str, tuple[int, ...]]:
+    """Prompts, with all tokens of the request that they continue before their own."""
+    whole: dict[str, tuple[int, ...]] = {}
+    for request in workload.requests:
+        whole[request.request_id] = (*_before(request, whole, trace), *request.prompt)
+    return whole
+
+
+def _before(request: WorkloadRequest, whole: Mapping[str, tuple[int, ...]], trace: Trace) -> tuple[int, ...]:
+    earlier = request.continues
+    if earlier is None:
+        return ()
+    result = trace.results.get(earlier)
+    return (*whole[earlier], *(result.token_ids if result else ()))
+
+
+def _row(rounding: Rounding, position: int) -> _Row:
+    """The distribution that the token at a position comes from."""
+    logits: NDArray[np.float64] = rounding.exact.logits[position - 1].numpy()
+    return _Row(log_softmax(logits), float(rounding.logprob_bounds[position - 1]) + log_softmax_errors(logits))
+
+
+def _compare(tally: Tally, what: str, observed: float, expected: float, bound: float) -> None:
+    error = abs(observed - expected)
+    tally.largest_ratio = max(tally.largest_ratio, float(error / bound))
+    if not error <= bound:  # so that a NaN fails, too
+        tally.failures.append(f"{what} {observed} is not the oracle's {expected} within {bound}")
+
+
+def _compare_report(
+    tally: Tally, asked: NewRequest, position: int, row: _Row, token: int, report: TokenLogprobs, count: int | None
+) -> None:
+    tally.reports += 1
+    place = f"request {asked.request_id}, position {position}"
+    pairs = [(token, report.value), *zip(report.token_ids, report.values, strict=True)]
+    pairs += zip(asked.sampling.logprob_token_ids, report.fixed, strict=True)
+    for other, value in pairs:
+        _compare(tally, f"{place}: reported value of token {other},", value, row.logprobs[other], row.errors[other])
+    faults = (*_rank_faults(row, token, report.rank), *_choice_faults(row, report, count))
+    tally.failures += [f"{place}: {fault}" for fault in faults]
+
+
+def _rank_faults(row: _Row, token: int, rank: int) -> Iterator[str]:
+    """A token whose distance is within the errors may count as larger or not."""
+    distance, slack = row.logprobs - row.logprobs[token], row.errors + row.errors[token]
+    least, most = int((distance > slack).sum()), int((distance >= -slack).sum()) - 1
+    if not least <= rank - 1 <= most:
+        yield f"rank {rank} of token {token} is not in {least + 1}..{most + 1}"
+
+
+def _choice_faults(row: _Row, report: TokenLogprobs, count: int | None) -> Iterator[str]:
+    """The likeliest tokens: as many as asked for, in order, and none left out."""
+    size = len(row.logprobs)
+    if count == -1:
+        if report.token_ids != tuple(range(size)):
+            yield "the whole vocabulary is not reported in order"
+        return
+    if len(set(report.token_ids)) != min(count or 0, size) or len(report.token_ids) != min(count or 0, size):
+        yield f"{len(report.token_ids)} likeliest tokens are reported where {count} are asked for"
+    if list(report.values) != sorted(report.values, reverse=True):
+        yield f"the likeliest tokens are not in order: {report.values}"
+    chosen = list(report.token_ids)
+    if chosen:
+        others = np.delete(row.logprobs - row.errors, chosen).max(initial=-np.inf)
+        if others > (row.logprobs + row.errors)[chosen].min():
+            yield f"a likelier token than one of {report.token_ids} is left out"

@@ -1,0 +1,127 @@
+"""Wrappers around a runner: one notes all that requests are told, one turns a continuing request into an update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mrv2.checks.findings import Finding
+from mrv2.fuzz.targets.protocols import Runner
+from mrv2.refrunner.api import Handle, LogitsFault, Step, StepOutput, TokenLogprobs
+
+
+class RecordingRunner:
+    """Notes reports and faults when the driver takes an output. It shows no snapshots, since each one synchronises.
+
+    Attributes:
+        reports: on drawn tokens, by request.
+        prompts: on tokens of prompts, by request.
+        faults: of logits, by request.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.reports: dict[str, list[TokenLogprobs]] = {}
+        self.prompts: dict[str, tuple[TokenLogprobs | None, ...]] = {}
+        self.faults: dict[str, LogitsFault] = {}
+
+    def execute(self, step: Step) -> Handle:
+        """See :class:`Runner`."""
+        return _Noted(self._runner.execute(step), self)
+
+    def invariants(self) -> list[Finding]:
+        """See :class:`Runner`."""
+        return self._runner.invariants()
+
+    def close(self) -> None:
+        """See :class:`Runner`."""
+        self._runner.close()
+
+    def note(self, output: StepOutput) -> None:
+        """Add what an output holds beside tokens and their log-probabilities."""
+        for name, reports in output.top_logprobs.items():
+            self.reports.setdefault(name, []).extend(reports)
+        self.prompts.update(output.prompt_logprobs)
+        self.faults.update(output.faults)
+
+
+class _Noted:
+    def __init__(self, handle: Handle, recorder: RecordingRunner) -> None:
+        self._handle = handle
+        self._recorder = recorder
+
+    def result(self) -> StepOutput:
+        output = self._handle.result()
+        self._recorder.note(output)
+        return output
+
+
+class SessionRunner:
+    """Where a request enters in the step in which the one that it continues leaves, the runner sees one that grows.
+
+    It keeps the name of the other, which is not told to leave: a streaming update. To the outside nothing is renamed.
+
+    Attributes:
+        updates: how many there were.
+    """
+
+    def __init__(self, runner: Runner, continues: Mapping[str, str]) -> None:
+        """Wrap a runner.
+
+        Args:
+            continues: for each request that continues another one, that one.
+        """
+        self._runner = runner
+        self._continues = continues
+        self._inner: dict[str, str] = {}
+        self.updates = 0
+
+    def execute(self, step: Step) -> Handle:
+        """See :class:`Runner`."""
+        grown = {
+            earlier: request.request_id
+            for request in step.new
+            if (earlier := self._continues.get(request.request_id)) in step.finished and earlier is not None
+        }
+        for earlier, later in grown.items():
+            self._inner[later] = self._name(earlier)
+        self.updates += len(grown)
+        outer = {self._name(name): name for name in step.scheduled}
+        return _Renamed(self._runner.execute(self._renamed(step, grown)), outer)
+
+    def invariants(self) -> list[Finding]:
+        """See :class:`Runner`."""
+        return self._runner.invariants()
+
+    def close(self) -> None:
+        """See :class:`Runner`."""
+        self._runner.close()
+
+    def _name(self, name: str) -> str:
+        return self._inner.get(name, name)
+
+    def _renamed(self, step: Step, grown: Mapping[str, str]) -> Step:
+        return replace(
+            step,
+            finished=tuple(self._name(name) for name in step.finished if name not in grown),
+            preempted=tuple(map(self._name, step.preempted)),
+            new=tuple(replace(request, request_id=self._name(request.request_id)) for request in step.new),
+            scheduled={self._name(name): count for name, count in step.scheduled.items()},
+            new_blocks={self._name(name): blocks for name, blocks in step.new_blocks.items()},
+        )
+
+
+class _Renamed:
+    def __init__(self, handle: Handle, outer: Mapping[str, str]) -> None:
+        self._handle = handle
+        self._outer = outer
+
+    def result(self) -> StepOutput:
+        output, outer = self._handle.result(), self._outer
+        return StepOutput(
+            token_ids={outer[name]: tokens for name, tokens in output.token_ids.items()},
+            logprobs={outer[name]: logprobs for name, logprobs in output.logprobs.items()},
+            top_logprobs={outer[name]: reports for name, reports in output.top_logprobs.items()},
+            prompt_logprobs={outer[name]: reports for name, reports in output.prompt_logprobs.items()},
+            faults={outer[name]: fault for name, fault in output.faults.items()},
+        )

@@ -1,0 +1,330 @@
+"""Sets of features: every compatible pair occurs, and each set's trace gives the oracle's answers.
+
+The whole matrix at full length takes hours: ``python -m mrv2.fuzz.feature_sets`` runs it, or this file with
+``MRV2_FEATURE_STEPS=2000``. Otherwise a few sets run for a few steps, each in another environment.
+"""
+
+import json
+import os
+from dataclasses import fields, replace
+from itertools import combinations
+from types import MappingProxyType, SimpleNamespace
+
+import pytest
+
+from mrv2.fuzz.feature_sets import __main__ as command
+from mrv2.fuzz.feature_sets.differential import CPU, ENVIRONMENTS, Outcome, run_feature_set, run_workload
+from mrv2.fuzz.feature_sets.factors import FACTORS, NO, SETTINGS, FeatureSet, feature_sets, go_together
+from mrv2.fuzz.feature_sets.judge import Judge, Tally
+from mrv2.fuzz.feature_sets.metamorphic import CHANGES, Change, differences
+from mrv2.fuzz.feature_sets.pairwise import all_pairs, compatible_pairs
+from mrv2.fuzz.feature_sets.runners import SessionRunner
+from mrv2.fuzz.feature_sets.traces import workload_of
+from mrv2.fuzz.targets.reference import ReferenceTarget
+from mrv2.fuzz.workload import RequestResult, Trace, Workload, WorkloadRequest
+from mrv2.refrunner.api import NewRequest, SamplingParams, Step, StepOutput
+from mrv2.refrunner.compatibility import check_compatible
+from mrv2.refrunner.config import RunnerConfig
+from mrv2.refrunner.errors import ConfigurationError
+from mrv2.refrunner.models.checkpoint import load_checkpoint
+from mrv2.refrunner.oracle.llama import LlamaOracle
+from mrv2.refrunner.oracle.oracle import Oracle
+from mrv2.refrunner.oracle.sampling import log_softmax, report
+
+LONG = os.environ.get("MRV2_FEATURE_STEPS")
+STEPS = int(LONG) if LONG else 10
+SETS = feature_sets()
+if LONG:
+    RUNS = [(features.number, environment) for features in SETS for environment in ENVIRONMENTS]
+else:
+    RUNS = [(4 + 7 * index, environment) for index, environment in enumerate(ENVIRONMENTS)]
+TARGET = ReferenceTarget()
+
+
+class TestPairs:
+    def test_every_compatible_pair_occurs(self):
+        wanted = compatible_pairs(FACTORS, go_together)
+        found = {pair for features in SETS for pair in combinations(features.values.items(), 2)}
+        assert found == set(wanted)
+
+    def test_there_are_enough_sets_and_enough_with_poison(self):
+        assert len({tuple(features.values.items()) for features in SETS}) == len(SETS) >= 40
+        assert sum(features.values["poison"] is True for features in SETS) >= 40
+
+    def test_they_are_the_same_every_time(self):
+        assert [dict(features.values) for features in SETS[:23]] == all_pairs(FACTORS, go_together)
+
+    def test_pairs_that_go_together_are_those_that_the_runner_accepts(self):
+        defaults = {field.name: field.default for field in fields(RunnerConfig)}
+        excluded = 0
+        for one, other in combinations(SETTINGS, 2):
+            for left in SETTINGS[one]:
+                for right in SETTINGS[other]:
+                    settings = {**defaults, "device": "cuda", "attention": "triton", one: left, other: right}
+                    together = go_together((one, left), (other, right))
+                    excluded += not together
+                    if together:
+                        check_compatible(settings)
+                    else:
+                        with pytest.raises(ConfigurationError):
+                            check_compatible(settings)
+        assert excluded == 2  # full graphs with the reference attention, zeroed blocks with poison
+
+    def test_a_value_that_goes_with_nothing_is_named(self):
+        with pytest.raises(ValueError, match="no value of 'c' goes together"):
+            all_pairs({"a": (1,), "b": (1,), "c": (1,)}, lambda one, other: other[0] != "c")
+
+
+class TestWorkloads:
+    @pytest.mark.parametrize("number", [0, 11, 29, 52])
+    def test_they_last_long_enough_and_have_what_the_set_says(self, number):
+        features = SETS[number]
+        requests = workload_of(features, 200).requests
+        assert max(request.arrival for request in requests) >= 200
+        asked = [request.sampling for request in requests]
+        for factor, has in (
+            ("preempt", any(request.preempt_after for request in requests)),
+            ("abort", any(request.abort_after is not None for request in requests)),
+            ("continue", any(request.continues for request in requests)),
+            ("logprobs", any(params.logprobs is not None for params in asked)),
+            ("prompt_logprobs", any(params.prompt_logprobs is not None for params in asked)),
+            ("penalties", any(params.repetition_penalty != 1 for params in asked)),
+            ("filters", any(params.top_p != 1 for params in asked)),
+        ):
+            assert has == (features.values[factor] != NO), factor
+
+    def test_the_seed_is_all_there_is(self):
+        assert workload_of(SETS[1], 30, 1) == workload_of(SETS[1], 30, 1) != workload_of(SETS[1], 30, 2)
+
+
+@pytest.mark.parametrize(("number", "environment"), RUNS)
+def test_every_answer_is_the_oracles(number, environment):
+    outcome = run_feature_set(TARGET, SETS[number], environment, STEPS)
+    assert outcome.failures == ()
+    assert outcome.steps >= STEPS
+    assert outcome.tally.tokens > outcome.requests > 0
+    assert 2 * outcome.tally.near_ties < outcome.tally.tokens
+
+
+class Faulty:
+    """A target whose runner is asked through a function, or whose handles go through one."""
+
+    def __init__(self, step=lambda step: step, handle=lambda handle: handle):
+        self.step, self.handle = step, handle
+
+    def build(self, config):
+        runner = TARGET.build(config)
+        execute = runner.execute
+        runner.execute = lambda step: self.handle(execute(self.step(step)))
+        return runner
+
+
+def other_prompts(step):
+    new = (replace(request, token_ids=(9, *request.token_ids[1:])) for request in step.new)
+    return replace(step, new=tuple(new))
+
+
+def without_waiting(handle):
+    handle._done = SimpleNamespace(synchronize=lambda: None)
+    return handle
+
+
+class TestFaultsAreFound:
+    """Negative controls: a fault of the data on the CPU, a fault of order on the virtual device."""
+
+    def test_a_wrong_token_of_a_prompt(self):
+        failures = run_feature_set(Faulty(step=other_prompts), SETS[4], CPU, 3).failures
+        assert any("is not the oracle's" in failure for failure in failures)
+
+    def test_a_result_that_is_not_waited_for(self):
+        failures = run_feature_set(Faulty(handle=without_waiting), SETS[4], "late", 3).failures
+        assert any(failure.startswith("MRV203") for failure in failures)
+
+
+@pytest.fixture(scope="module")
+def truth():
+    """A workload of two requests, the second of which continues the first, and what the oracle says of it."""
+    checkpoint = load_checkpoint("tiny")
+    oracle = Oracle(LlamaOracle(checkpoint.config, checkpoint.tensors))
+    asked = SamplingParams(max_tokens=2, logprobs=3, prompt_logprobs=-1, logprob_token_ids=(7,))
+    requests = (WorkloadRequest("a", (1, 2, 3), asked), WorkloadRequest("b", (4,), asked, continues="a"))
+    trace, reports, prompts, before = Trace(), {}, {}, ()
+    for item in requests:
+        prompt = (*before, *item.prompt)
+        request = NewRequest(item.request_id, prompt, len(prompt), asked)
+        made = oracle.generate(request)
+        trace.results[item.request_id] = RequestResult(made.token_ids, made.logprobs, "length")
+        rows = oracle.model.logits((*prompt, *made.token_ids)).numpy()[len(prompt) - 1 :]
+        reports[item.request_id] = [
+            report(log_softmax(row), token, 3, (7,)) for row, token in zip(rows, made.token_ids, strict=False)
+        ]
+        prompts[item.request_id] = oracle.prompt_logprobs(request)
+        before = (*prompt, *made.token_ids)
+    return Judge(oracle), Workload(requests, {}, 256), trace, reports, prompts
+
+
+def with_report(reports, **changes):
+    return {**reports, "b": [replace(reports["b"][0], **changes), *reports["b"][1:]]}
+
+
+class TestJudge:
+    def test_the_oracle_is_right(self, truth):
+        judge, *told = truth
+        tally = judge.judge(*told)
+        assert (tally.failures, tally.near_ties) == ([], 0)
+        assert tally.largest_ratio < 1e-6
+        assert (tally.tokens, tally.reports) == (4, 4 + 2 + 5)
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (lambda found: {"value": found.value + 1e-3}, "reported value"),
+            (lambda found: {"value": float("nan")}, "reported value"),
+            (lambda found: {"fixed": (found.fixed[0] - 1e-3,)}, "reported value of token 7"),
+            (lambda found: {"rank": found.rank + 1}, "rank"),
+            (lambda found: {"rank": found.rank - 1}, "rank"),
+            (lambda found: {"values": found.values[:2], "token_ids": found.token_ids[:2]}, "are asked for"),
+            (lambda found: {"values": found.values[::-1], "token_ids": found.token_ids[::-1]}, "not in order"),
+            (lambda found: {"values": (*found.values[:2], found.fixed[0]), "token_ids": (*found.token_ids[:2], 7)},
+             "left out"),
+        ],
+    )  # fmt: skip
+    def test_a_wrong_report_is_found(self, truth, change, words):
+        judge, workload, trace, reports, prompts = truth
+        wrong = with_report(reports, **change(reports["b"][0]))
+        failures = judge.judge(workload, trace, wrong, prompts).failures
+        assert failures
+        assert all("request b, position 6" in failure and words in failure for failure in failures)
+
+    def test_missing_reports_are_found(self, truth):
+        judge, workload, trace, reports, prompts = truth
+        failures = judge.judge(workload, trace, {"a": reports["a"]}, {**prompts, "a": prompts["a"][:-1]}).failures
+        assert failures == ["request a: 2 reports on its prompt", "request b: 0 reports on 2 tokens"]
+
+    def test_a_prompt_report_in_pieces_is_found_where_one_is_missing_or_not_whole(self, truth):
+        judge, workload, trace, reports, prompts = truth
+        first, _, third = prompts["a"]
+        shuffled = replace(third, token_ids=third.token_ids[::-1], values=third.values[::-1])
+        failures = judge.judge(workload, trace, reports, {**prompts, "a": (first, None, shuffled)}).failures
+        assert failures == [
+            "request a: no report on the prompt's token 1",
+            "request a, position 2: the whole vocabulary is not reported in order",
+        ]
+
+    def test_a_wrong_token_is_found_and_a_wrong_logprob(self, truth):
+        judge, workload, trace, reports, prompts = truth
+        told = trace.results["b"]
+        other = (told.token_ids[0], (told.token_ids[1] + 1) % 256)
+        wrong = Trace(results={**trace.results, "b": replace(told, token_ids=other, logprobs=(-1.0, -1.0))})
+        failures = judge.judge(workload, wrong, reports, prompts).failures
+        assert any("is not the oracle's" in failure and "token" in failure for failure in failures)
+        assert sum("log-probability" in failure for failure in failures) == 2
+
+
+class Noting:
+    """A runner that notes steps and draws token 5 for everyone."""
+
+    def __init__(self):
+        self.steps = []
+
+    def execute(self, step):
+        self.steps.append(step)
+        output = StepOutput(dict.fromkeys(step.scheduled, (5,)), dict.fromkeys(step.scheduled, (-1.0,)))
+        return SimpleNamespace(result=lambda: output)
+
+    def invariants(self):
+        return []
+
+    def close(self):
+        pass
+
+
+class TestSessions:
+    def test_a_request_that_enters_as_the_other_leaves_is_an_update_of_it(self):
+        inner = Noting()
+        runner = SessionRunner(inner, {"b": "a", "c": "b", "d": "c"})
+        runner.execute(Step(new=(NewRequest("a", (1,), 1),), scheduled={"a": 1}))
+        update = Step(
+            finished=("a",), new=(NewRequest("b", (1, 5, 2), 3),), scheduled={"b": 3}, new_blocks={"b": ((1,),)}
+        )
+        assert runner.execute(update).result().token_ids == {"b": (5,)}
+        runner.execute(Step(finished=("b",), new=(NewRequest("c", (1, 5, 2, 5, 3), 5),), scheduled={"c": 5}))
+        runner.execute(Step(finished=("c",)))
+        # Too late: the other is gone, and this one is new.
+        runner.execute(Step(new=(NewRequest("d", (1,), 1),), scheduled={"d": 1}))
+        seen = [(step.finished, [request.request_id for request in step.new]) for step in inner.steps]
+        assert seen == [((), ["a"]), ((), ["a"]), ((), ["a"]), (("a",), []), ((), ["d"])]
+        assert inner.steps[1].new_blocks == {"a": ((1,),)}
+        assert runner.updates == 2
+
+
+PLAIN = {"prompt_tokens": "staged", "staged_writes": "copied", "prefix_caching": False, "graph_mode": "eager"}
+BUSY = {"temperature": "mixed", "filters": "some", "penalties": "some", "preempt": "some", "steps_in_flight": 2}
+BASE = FeatureSet(4, MappingProxyType({**SETS[4].values, **PLAIN, **BUSY}))
+BASE_WORKLOAD = workload_of(BASE, 6)
+
+
+@pytest.fixture(scope="module")
+def unchanged():
+    outcome = run_workload(TARGET, BASE, CPU, BASE_WORKLOAD)
+    assert outcome.failures == ()
+    assert {bool(request.sampling.temperature) for request in BASE_WORKLOAD.requests} == {True, False}
+    return outcome
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_no_change_of_how_changes_what(unchanged, name):
+    change = CHANGES[name]
+    environment = "late" if change.device_only else CPU
+    outcome = run_workload(TARGET, BASE, environment, change.apply(BASE_WORKLOAD))
+    assert outcome.failures == ()
+    assert list(differences(unchanged, outcome, change)) == []
+    assert outcome.tally.tokens == unchanged.tally.tokens
+
+
+class TestDifferences:
+    EXACT, ROUNDING = Change(lambda workload: workload), Change(lambda workload: workload, "rounds")
+
+    def outcome(self, tokens, logprobs, near_ties=0):
+        results = {"a": RequestResult(tokens, logprobs, "length")}
+        return Outcome(0, CPU, 1, 1, Tally(near_ties=near_ties), {}, (), results)
+
+    def test_tokens_and_bits_are_compared(self):
+        base, rounded = self.outcome((1, 2), (-1.0, -2.0)), self.outcome((1, 2), (-1.0, -2.0000001))
+        assert list(differences(base, base, self.EXACT)) == []
+        assert list(differences(base, rounded, self.ROUNDING)) == []
+        assert len(list(differences(base, rounded, self.EXACT))) == 1
+
+    def test_other_tokens_need_a_near_tie_and_rounding(self):
+        base, other = self.outcome((1, 2), (-1.0, -2.0)), self.outcome((1, 3), (-1.0, -2.0))
+        tie = self.outcome((1, 3), (-1.0, -2.0), near_ties=1)
+        assert len(list(differences(base, other, self.ROUNDING))) == 1
+        assert list(differences(base, tie, self.ROUNDING)) == []
+        assert len(list(differences(base, tie, self.EXACT))) == 1
+
+
+class TestCommand:
+    def run(self, monkeypatch, file, failures=()):
+        ran = []
+
+        def pretend(target, features, environment, steps):
+            ran.append((features.number, environment))
+            return Outcome(features.number, environment, steps, 1, Tally(), {}, failures, {})
+
+        monkeypatch.setattr(command, "run_feature_set", pretend)
+        code = command.main(["--steps", "7", "--out", str(file), "--environments", "cpu,late"])
+        return code, ran
+
+    def test_what_is_there_is_not_run_again(self, monkeypatch, tmp_path):
+        file = tmp_path / "out.jsonl"
+        code, ran = self.run(monkeypatch, file)
+        assert (code, len(ran)) == (0, 2 * len(SETS))
+        lines = file.read_text().splitlines()
+        assert json.loads(lines[1])["values"] == dict(SETS[1].values)
+        file.write_text("\n".join(lines[:-3]) + "\n")
+        assert self.run(monkeypatch, file) == (0, ran[-3:])
+
+    def test_a_failure_is_the_exit_code_even_later(self, monkeypatch, tmp_path):
+        file = tmp_path / "out.jsonl"
+        assert self.run(monkeypatch, file, ("wrong",))[0] == 1
+        assert self.run(monkeypatch, file) == (1, [])
