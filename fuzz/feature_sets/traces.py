@@ -35,13 +35,14 @@ def workload_of(features: FeatureSet, steps: int, seed: int = 0) -> Workload:
         steps: how many to execute at least.
         seed: of everything; another seed, other requests.
     """
+    values: dict[str, Any] = {**features.values}
     random = np.random.default_rng((seed, features.number))
     texts = random.integers(0, VOCAB, (2, LONGEST_PROMPT))
-    requests = tuple(_requests(random, features.values, texts, steps))
-    windows = KVGroups.of_layers(load_checkpoint(str(features.values["model"])).config.layer_windows).windows
+    requests = tuple(_requests(random, values, texts, steps))
+    windows = KVGroups.of_layers(load_checkpoint(values["model"]).config.layer_windows).windows
     settings: dict[str, Any] = {**features.settings, "max_model_len": MAX_MODEL_LEN}
-    settings["num_kv_blocks"] = _pool(features.values, len(windows))
-    return Workload(requests, settings, VOCAB, int(features.values["steps_in_flight"]), windows)
+    settings["num_kv_blocks"] = _pool(values, len(windows))
+    return Workload(requests, settings, VOCAB, values["steps_in_flight"], windows)
 
 
 def _pool(values: Mapping[str, Any], groups: int) -> int:

@@ -58,7 +58,6 @@ import enum
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -259,7 +258,7 @@ def _noise_error(scaled: float, score: float) -> float:
 def log_softmax_error(token: ScoredToken, vocab_size: int) -> float:
     """Bound on the error of a float32 log-softmax kernel for the observed token, given its float32 logits."""
     below_top = token.top_logit - token.logits[1]
-    return float(_kernel_error(np.float64(below_top), np.float64(token.logprob), token.mean_drop, vocab_size))
+    return float(_kernel_error(np.array(below_top), np.array(token.logprob), token.mean_drop, vocab_size))
 
 
 def log_softmax_errors(logits: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -269,11 +268,12 @@ def log_softmax_errors(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _kernel_error(
-    below_top: NDArray[np.float64] | np.float64, logprob: NDArray[np.float64] | np.float64, mean_drop: float, size: int
-) -> Any:
+    below_top: NDArray[np.float64], logprob: NDArray[np.float64], mean_drop: float, vocab_size: int
+) -> NDArray[np.float64]:
     log_sum = -logprob - below_top
-    additions = math.ceil(size / LOG_SOFTMAX_BLOCK) + math.log2(LOG_SOFTMAX_BLOCK) + 4
-    return UNIT_ROUNDOFF * (below_top + abs(logprob) + 2 * abs(log_sum) + additions + mean_drop)
+    additions = math.ceil(vocab_size / LOG_SOFTMAX_BLOCK) + math.log2(LOG_SOFTMAX_BLOCK) + 4
+    error: NDArray[np.float64] = below_top + np.abs(logprob) + 2 * np.abs(log_sum) + additions + mean_drop
+    return np.multiply(UNIT_ROUNDOFF, error)
 
 
 def _deviations(exact: Forward, logprobs: Tensor, run: Forward) -> Tensor:
