@@ -24,7 +24,7 @@ _MARKER = (
 )
 _HELP = {
     "sync": "What a wait of the host in a hot path does: nothing (off, the default), be listed (record), or fail the "
-    "test (error).",
+    "test (error, also meant without a value).",
     "race": "The same for races, and for whatever else the virtual device finds.",
     "device": "Where code runs that says device='cuda': virtual (the default of checked tests), cuda, a real one, or "
     "cpu, nowhere. Only the virtual device is checked.",
@@ -41,6 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for name, text in _HELP.items():
         metavar = {"baseline": "FILE", "schedules": "LIST"}.get(name)
         extra: dict[str, Any] = {"choices": choices[name]} if name in choices else {"metavar": metavar}
+        if name in ("sync", "race"):
+            extra.update(nargs="?", const="error")
         group.addoption(f"--mrv2-{name}", default=None, help=text, **extra)
         parser.addini(f"mrv2_{name}", text, type="string", default=None)
 

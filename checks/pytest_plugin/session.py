@@ -64,6 +64,8 @@ class Checks:
         with _usage_errors():
             self._options = Options(config)
             self._baseline = self._options.baseline()
+            if self._options.everywhere and self._options.schedules:
+                _schedules(self._options.schedules)  # wrong for every test: told once, before any is collected
         self.summary = Summary(self._options, self._baseline)
         self._open: TestRun | None = None
 
@@ -75,7 +77,7 @@ class Checks:
         """
         try:
             plan = self._plan(metafunc.definition, metafunc.fixturenames)
-            schedules = _schedules(plan) if plan is not None and plan.checked else []
+            schedules = _schedules(plan.schedules) if plan is not None and plan.checked else []
         except CheckError as error:
             raise pytest.Collector.CollectError(problem_lines(error)) from error
         if len(schedules) > 1:
@@ -131,7 +133,7 @@ class Checks:
         plan = self._plan(item, getattr(item, "fixturenames", ()))
         if plan is None or not plan.checked:
             return
-        schedule = _schedule_of(item) or _schedules(plan)[0]
+        schedule = _schedule_of(item) or _schedules(plan.schedules)[0]
         try:
             self._open = TestRun(_name_of(item), plan, self._options.settings_for(plan), schedule, self._baseline)
         except CheckError as error:
@@ -216,15 +218,15 @@ def _usage_errors() -> Generator[None, None, None]:
         raise pytest.UsageError(problem_lines(error)) from error
 
 
-def _schedules(plan: Plan) -> list[str]:
-    """The schedules of a test, as text.
+def _schedules(text: str) -> list[str]:
+    """The schedules of a list, each as text.
 
     Raises:
         CheckError: one of them is none, or is many runs.
     """
     from ..virtual.schedules import expand
 
-    found = expand(plan.schedules)
+    found = expand(text)
     for schedule in found:
         schedule.scheduler()
     return [str(schedule) for schedule in found]

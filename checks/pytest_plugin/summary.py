@@ -143,12 +143,13 @@ def _regions(bounds: Any) -> dict[str, int]:
 
 
 def _lines_of(found: _Found) -> Iterator[str]:
-    """One line for what has failed its tests, and stands there in full; the rest here in full."""
+    """What has failed its tests stands there in full, and here with its place; the rest here in full."""
     judged = found.judged
     if judged.accepted is not None:
         yield f"accepted: {headline(judged.finding)} (reason: {judged.accepted})"
     elif judged.fails:
         yield f"failed: {headline(judged.finding)}"
+        yield from (f"  {'place':<10} {site.file}:{site.line} in {site.function}" for site in judged.finding.where[:1])
         yield f"  {'in':<10} {found.shown_by}"
     else:
         yield from finding_lines(judged.finding)

@@ -62,7 +62,9 @@ def count(number: int, thing: str) -> str:
 
 
 def _places(sites: Sequence[Site]) -> list[str]:
-    """The innermost frames of a stack."""
+    """The innermost frames of a stack; a last one takes the line that would say that it is left out."""
+    if len(sites) == _SITES + 1:
+        return [f"{site.file}:{site.line} in {site.function}" for site in sites]
     shown = [f"{site.file}:{site.line} in {site.function}" for site in sites[:_SITES]]
     return shown + ([f"... {count(len(sites) - _SITES, 'more frame')}"] if len(sites) > _SITES else [])
 

@@ -78,7 +78,7 @@ class MemoryWatch:
             scope.callback(start_metering(self))
             scope.callback(patches.undo)
             for bound in self._bounds:
-                replace_function(find(bound.site), partial(bounded, bound), patches)
+                replace_function(find(bound.site, "site of a memory bound"), partial(bounded, bound), patches)
             self._scope = scope.pop_all()
         return self
 

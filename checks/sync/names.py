@@ -37,35 +37,40 @@ class Named:
         return file == code.co_filename and code.co_firstlineno <= line <= _last_line(code)
 
 
-def find(name: str) -> Named:
+def find(name: str, what: str = "name") -> Named:
     """Import and look up what a name names.
+
+    Args:
+        name: ``package.module:Class.method``.
+        what: what the name is for, as errors call it.
 
     Raises:
         HotPathError: it has another form, cannot be imported, does not exist or is no Python function.
     """
+    subject = f"{what} {name!r}"
     module_name, colon, path = name.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
         raise HotPathError(
-            f"name {name!r}",
+            subject,
             "it must have the form package.module:function or package.module:Class.method",
             "the part before the colon is imported, the part after it looked up there",
             "for example my_engine.runner:Runner.execute",
         )
-    owner: Any = _module(name, module_name)
+    owner: Any = _module(subject, module_name)
     *classes, attribute = path.split(".")
     for part in classes:
-        owner = _attribute(name, owner, part)
-    function = inspect.unwrap(_plain(_attribute(name, owner, attribute)))
+        owner = _attribute(subject, owner, part)
+    function = inspect.unwrap(_plain(_attribute(subject, owner, attribute)))
     if not hasattr(owner, "__dict__"):
         raise HotPathError(
-            f"name {name!r}",
+            subject,
             f"what stands before {attribute} must be a module or a class",
             f"an object of class {type(owner).__name__} has no attributes that could be replaced",
             f"the class: {type(owner).__module__}:{type(owner).__qualname__}.{attribute}",
         )
     if not isinstance(getattr(function, "__code__", None), CodeType):
         raise HotPathError(
-            f"name {name!r}",
+            subject,
             "it must be a function written in Python",
             f"a {type(function).__name__} has no body that could be a hot path",
             "the Python function that calls it",
@@ -98,19 +103,19 @@ def replace_function(named: Named, wrap: Callable[[Any], Any], patches: Patches)
                     patches.set(module, alias, replacement)
 
 
-def _module(name: str, module_name: str) -> ModuleType:
+def _module(subject: str, module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise HotPathError(
-            f"name {name!r}",
+            subject,
             f"the module {module_name} must be importable, and raised {type(error).__name__}: {error}",
             "the function lives in that module",
             f"run python -c 'import {module_name}' in the same folder and environment until it works",
         ) from error
 
 
-def _attribute(name: str, owner: Any, attribute: str) -> Any:
+def _attribute(subject: str, owner: Any, attribute: str) -> Any:
     found = inspect.getattr_static(owner, attribute, None)
     if found is None and isinstance(owner, ModuleType):
         found = getattr(owner, attribute, None)  # a module may give some names only when they are asked for
@@ -118,7 +123,7 @@ def _attribute(name: str, owner: Any, attribute: str) -> Any:
         public = [entry for entry in dir(owner) if not entry.startswith("__")]
         close = difflib.get_close_matches(attribute, public, n=3)
         raise HotPathError(
-            f"name {name!r}",
+            subject,
             f"{attribute} must exist in {getattr(owner, '__qualname__', owner.__name__)}",
             "what does not exist is never entered, so nothing would be checked",
             f"did you mean {' or '.join(close)}?" if close else "one of the names that it has",

@@ -118,9 +118,11 @@ def _allowance(subject: str, entry: Any) -> Allowance:
     for key in ("site", "code"):
         if not isinstance(entry.get(key), str) or not entry[key]:
             raise _wrong(subject, f"allow.{key}", entry.get(key), f'a text: {key} = "..."')
-    return Allowance(
-        entry["code"], entry.get("reason", ""), entry["site"], str(entry.get("owner", "")), entry.get("budget")
-    )
+    owner = str(entry.get("owner", ""))
+    try:
+        return Allowance(entry["code"], entry.get("reason", ""), entry["site"], owner, entry.get("budget"))
+    except HotPathError as error:  # which does not know where the table stands
+        raise HotPathError(f"{subject}, {error.subject}", error.rule, error.reason, error.remedy) from error
 
 
 def _check_keys(subject: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:

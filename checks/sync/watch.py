@@ -54,8 +54,8 @@ class Watch:
         self._scope = ExitStack()
 
     def __enter__(self) -> Watch:
-        named = [find(name) for name in self._settings.hot_paths]
-        self._sites = {allowance: find(allowance.site) for allowance in self._settings.allowances}
+        named = [find(name, "hot path") for name in self._settings.hot_paths]
+        self._sites = {one: find(one.site, "site of an allowance") for one in self._settings.allowances}
         patches = Patches()
         with ExitStack() as scope:
             scope.enter_context(watched(self))
@@ -143,36 +143,38 @@ class Watch:
             ]
 
     def require_entered(self) -> None:
-        """Make sure that every hot path of the settings was judged.
+        """Make sure that every hot path of the settings was judged, and that there was one at all.
 
         Raises:
-            HotPathError: one never was; what did not run must not pass.
+            HotPathError: one never was, or none is named and none in code was entered; what did not run must not pass.
         """
         missing = {name: self.entries[name] for name in self._settings.hot_paths}
         missing = {name: times for name, times in missing.items() if times <= self._settings.warmup_calls}
-        if missing:
-            told = ", ".join(
-                f"{name} ({times} of {self._settings.warmup_calls} warm-up calls)" for name, times in missing.items()
-            )
+        if missing or not self.entries:
+            told = ", ".join(f"{name} ({self._short_of(times)})" for name, times in missing.items())
             raise HotPathError(
-                f"hot paths that were never judged: {told}",
-                "each hot path must be entered, and more often than its warm-up takes",
+                f"hot paths that were never judged: {told or 'none is named, and none was entered'}",
+                "there must be one, and each must be entered, more often than its warm-up takes",
                 "what did not run was not checked, and must not pass",
-                "a test that runs them, or fewer warmup_calls, or take them out of hot_paths",
+                "name them in [tool.mrv2] hot_paths, and run what enters them, more than warmup_calls times",
             )
+
+    def _short_of(self, times: int) -> str:
+        return f"{times} of {self._settings.warmup_calls} warm-up calls" if times else "never entered"
 
 
 def _finding(case: _Case) -> Finding:
     wait, entry = case.wait, case.entry
     code = wait.code if case.allowance is None else "MRV121"
-    evidence: dict[str, JSON] = {"operation": wait.operation, "hot path": entry.name, "times": case.times}
+    times = "times" if case.allowance is None else "times beyond the budget"
+    evidence: dict[str, JSON] = {"operation": wait.operation, "hot path": entry.name, times: case.times}
     if wait.direction is not None:
         evidence["direction"] = wait.direction.value
     if wait.size is not None:
         evidence["bytes"] = wait.size
     title = f"{wait.operation} waits for the device in hot path {entry.name}"
     if case.allowance is not None:
-        evidence.update(budget=case.allowance.budget, reason=case.allowance.reason, owner=case.allowance.owner)
+        evidence.update(budget=case.allowance.budget, **_given(case.allowance))
         title = f"{wait.operation} waits in hot path {entry.name} more often than is allowed at {case.allowance.site}"
     return Finding(
         code=code,
@@ -195,10 +197,16 @@ def _unused(allowance: Allowance, named: Named | None) -> Finding:
         soundness=CODES["MRV122"].soundness,
         title=f"{allowance.code} is allowed at {allowance.site} and never happened",
         where=where,
-        evidence={"reason": allowance.reason, "owner": allowance.owner},
+        evidence=_given(allowance),
         remedy="take the allowance out, or run what needs it",
     )
     return portable(finding)
+
+
+def _given(allowance: Allowance) -> dict[str, JSON]:
+    """Who allowed it, and why."""
+    owner: dict[str, JSON] = {"owner": allowance.owner} if allowance.owner else {}
+    return {"reason": allowance.reason, **owner}
 
 
 def _sites(stack: Stack) -> tuple[Site, ...]:

@@ -12,7 +12,7 @@ GUIDE = (Path(findings.__file__).parent / "GUIDE.md").read_text()
 
 def test_every_example_runs(tmp_path: Path):
     examples = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-    assert len(examples) == 8
+    assert len(examples) == 9
     (tmp_path / "guide.py").write_text("\n".join(examples))
     done = subprocess.run([sys.executable, "guide.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

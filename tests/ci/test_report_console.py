@@ -94,6 +94,13 @@ def test_finding_shows_code_title_place_evidence_and_remedy() -> None:
     assert finding().fingerprint() in text
 
 
+def test_of_a_stack_no_single_frame_is_left_out() -> None:
+    sites = finding().where
+    text = printed(run_of(replace(finding(), where=sites[:4])))
+    assert all(f"{site.file}:{site.line} in {site.function}" in text for site in sites[:4])
+    assert "more frame" not in text
+
+
 def test_first_findings_in_full_then_counts() -> None:
     many = [finding(f"token {index}") for index in range(screen.IN_FULL + 4)]
     text = printed(run_of(*many))

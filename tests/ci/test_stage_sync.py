@@ -149,7 +149,7 @@ def test_a_hot_path_that_was_never_entered_is_named(short, project, progress):
     project(f"[tool.mrv2]\nhot_paths = ['{ENGINE}', 'mrv2.refrunner.llm:LLM.generate']\n")
     result = Sync().run(other(), Budget(), progress)
     assert result.verdict is RunVerdict.INCONCLUSIVE
-    assert "never judged: mrv2.refrunner.llm:LLM.generate (0 of 0 warm-up calls)" in result.summary
+    assert "never judged: mrv2.refrunner.llm:LLM.generate (never entered)" in result.summary
 
 
 def test_a_misspelt_hot_path_is_an_error(project, progress):

@@ -64,7 +64,10 @@ def test_a_marker_may_allow_a_wait(project):
         ("schedules='latest'", ["schedule 'latest'", "  rule     a schedule is one of late, early*"]),
         ("schedules='explore'", ["schedule 'explore'", "  rule     explore is many runs*"]),
         ("schedules=['late']", ["*pytest.mark.mrv2(schedules=*", "  rule     it is one text"]),
-        ("allow=[{'site': 'engine:waits', 'code': 'MRV101'}]", ["allowance of 'MRV101'*", "  rule *give a reason"]),
+        (
+            "allow=[{'site': 'engine:waits', 'code': 'MRV101'}]",
+            ["*pytest.mark.mrv2(allow=*, allowance of 'MRV101'*", "  rule *give a reason"],
+        ),
     ],
 )
 def test_a_marker_that_means_nothing_is_an_error_of_its_module(project, arguments, lines):

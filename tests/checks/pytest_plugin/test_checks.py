@@ -36,11 +36,20 @@ def test_a_wait_in_a_hot_path_fails_its_test(project):
             "2 tests checked",
             "entered 1 time: engine:waits",
             "failed: MRV101 *",
+            "  place      engine.py:*",
             "  in         test_it.py::test_waits",
             "FAILED test_it.py::test_waits*MRV101 Tensor.item*",
         ]
     )
     assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_an_option_without_a_value_means_error(project):
+    body = WAITS + RACES
+    result = project(body, hot("waits")).runpytest("--mrv2-sync", "--mrv2-race", "--mrv2-device=virtual")
+    result.assert_outcomes(failed=2)
+    result = project(body, hot("waits")).runpytest("--mrv2-device=virtual", "--mrv2-race", "--mrv2-sync=off")
+    result.assert_outcomes(passed=1, failed=1)
 
 
 def test_a_wait_that_is_recorded_fails_nothing(project):
@@ -241,7 +250,7 @@ def test_without_any_hot_path_nothing_was_checked(project):
 def test_a_misspelt_hot_path_is_an_error_before_any_test(project):
     result = project(WAITS, hot("wait")).runpytest("--mrv2-sync=error")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: name 'engine:wait'", "  instead  did you mean waits?"])
+    result.stderr.fnmatch_lines(["ERROR: hot path 'engine:wait'", "  instead  did you mean waits?"])
     result.stdout.no_fnmatch_line("test_it.py *")
     result.stdout.no_fnmatch_line("*no test entered*")
 
@@ -254,6 +263,12 @@ def test_an_allowed_wait_is_none_and_one_that_no_test_needs_is_told(project):
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["MRV122 MRV104 is allowed at engine:right and never happened*"])
     result.stdout.no_fnmatch_line("*MRV101 is allowed*")
+
+
+def test_a_schedule_of_the_session_that_means_nothing_is_a_usage_error(project):
+    result = project("def test_it(): pass\n").runpytest("--mrv2-schedules=late,lat")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: schedule 'lat'", "  instead *"])
 
 
 def test_settings_that_mean_nothing_are_a_usage_error(project):

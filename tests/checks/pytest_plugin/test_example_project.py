@@ -53,7 +53,7 @@ def test_with_a_misspelt_hot_path_it_is_an_error(example):
     settings.write_text(settings.read_text().replace("Runner.step", "Runner.stop"))
     result = example.runpytest_subprocess()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: name 'tiny_engine.runner:Runner.stop'", "  instead  did you mean step?"])
+    result.stderr.fnmatch_lines(["ERROR: hot path 'tiny_engine.runner:Runner.stop'", "  instead  did you mean step?"])
 
 
 def test_it_is_no_part_of_our_own_suite(request):

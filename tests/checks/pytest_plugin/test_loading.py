@@ -115,4 +115,4 @@ def test_what_no_worker_entered_is_an_error_and_so_is_a_misspelt_name(project):
     result.stdout.fnmatch_lines(["error: hot paths that no test entered: engine:waits"])
     result = project(BODY, hot("write")).runpytest_subprocess("-n1", "--mrv2-sync=error")
     assert result.ret == 4
-    result.stderr.fnmatch_lines(["ERROR: name 'engine:write'", "  instead  did you mean *right?"])
+    result.stderr.fnmatch_lines(["ERROR: hot path 'engine:write'", "  instead  did you mean *right?"])

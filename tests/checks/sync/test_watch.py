@@ -209,7 +209,7 @@ def test_more_than_the_budget_in_one_entry_is_a_finding(engine):
         assert watch.findings == []
         engine[0].step(lambda: [item(watch)() for _ in range(3)])
     (finding,) = watch.findings
-    assert (finding.code, finding.evidence["times"], finding.evidence["budget"]) == ("MRV121", 2, 1)
+    assert (finding.code, finding.evidence["times beyond the budget"], finding.evidence["budget"]) == ("MRV121", 2, 1)
     assert finding.evidence["owner"] == "engine"
 
 
@@ -248,9 +248,18 @@ def test_a_wait_that_depends_is_suspect():
 def test_a_hot_path_that_was_never_entered_is_an_error_that_names_it(engine):
     with Watch(settings("step", "Runner.execute", warmup_calls=1)) as watch:
         engine[0].step(lambda: None)
-        engine[0].step(lambda: None)
-    with pytest.raises(HotPathError, match=r"Runner\.execute \(0 of 1 warm-up calls\)"):
+    with pytest.raises(HotPathError, match=r"step \(1 of 1 warm-up calls\), .*Runner\.execute \(never entered\)"):
         watch.require_entered()
+
+
+def test_a_run_without_any_hot_path_is_an_error_and_one_with_a_hot_path_in_code_is_none():
+    with Watch() as watch:
+        pass
+    with pytest.raises(HotPathError, match="never judged: none is named, and none was entered"):
+        watch.require_entered()
+    with watch, hot_path("decode"):
+        pass
+    watch.require_entered()
 
 
 def test_hot_paths_that_were_entered_are_no_error(engine):
