@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import errno
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -63,12 +64,15 @@ def guarded(debug: bool) -> Iterator[None]:
     """Turn whatever a command raises into a message and an exit code; without ``debug`` never a traceback.
 
     Raises:
-        typer.Exit: 2 for an error, 130 for Ctrl-C.
+        typer.Exit: 2 for an error, 130 for Ctrl-C and where nobody reads the output any more.
     """
     try:
         yield
-    except (typer.BadParameter, BrokenPipeError):
+    except typer.BadParameter:
         raise
+    except BrokenPipeError:  # as in ``mrv2 lint . | head``: the verdict was not told, so neither 0 nor 1
+        _drop_output()
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
     except KeyboardInterrupt:
         screen.line(notes(), "interrupted")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
@@ -80,6 +84,15 @@ def guarded(debug: bool) -> Iterator[None]:
             traceback.print_exception(error)
         screen.print_problem(notes(), four_parts(error) or _full(error) or _ended(error) or _internal(error))
         raise typer.Exit(ExitCode.USAGE) from None
+
+
+def _drop_output() -> None:
+    """Let what is still to be written go nowhere; Python would complain of it when it ends."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _is_ours(error: typer.Exit) -> bool:

@@ -6,6 +6,7 @@ control sequences. Text that comes from a target or a model is shown with its co
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,12 +40,22 @@ def is_plain(stream: IO[str], environ: Mapping[str, str] | None = None) -> bool:
     return not stream.isatty() or bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Whoever began the command says what a closed pipe means; by itself the console would end the process.
+
+        Raises:
+            BrokenPipeError: always.
+        """
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 def make_console(stream: IO[str]) -> Console:
     """A console on ``stream`` that interprets no markup, so that a ``[`` in a title stays one."""
     if not is_plain(stream):
-        return Console(file=stream, markup=False, highlight=False, emoji=False)
+        return _Console(file=stream, markup=False, highlight=False, emoji=False)
     width = os.environ.get("COLUMNS", "")
-    return Console(
+    return _Console(
         file=stream,
         force_terminal=False,
         color_system=None,

@@ -1,9 +1,13 @@
 import io
+import os
+import sys
 from dataclasses import replace
 
 import pytest
+import typer
 
 from mrv2.checks.findings import Finding, RunVerdict, Site, Soundness, Verdict
+from mrv2.ci.command.shared import ExitCode, guarded, output
 from mrv2.ci.report import console as screen
 from mrv2.ci.report.outcome import ReportedFinding, RunOutcome, StageOutcome, judge
 from mrv2.ci.report.problem import FourParts, InputError, four_parts
@@ -218,3 +222,15 @@ def test_four_parts_are_recognised_by_shape() -> None:
     assert four_parts(InputError("s", "r", "w", "i")) == FourParts("s", "r", "w", "i")
     assert four_parts(Partial()) is None
     assert four_parts(ValueError("x")) is None
+
+
+@pytest.mark.parametrize("write", [lambda text: screen.line(output(), text), lambda text: print(text, flush=True)])
+def test_where_nobody_reads_the_command_ends_without_a_word_and_without_a_verdict(write, monkeypatch, capsys) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        with pytest.raises(typer.Exit) as left, guarded(debug=False):
+            write("PASS: what nobody reads")
+    assert left.value.exit_code == ExitCode.INTERRUPTED
+    assert capsys.readouterr().err == ""
