@@ -51,8 +51,8 @@ class Plan:
 
     @property
     def checked(self) -> bool:
-        """Only the virtual device is watched."""
-        return self.device == "virtual"
+        """Whether anything watches: all is seen on the virtual device, and of a GPU when the host waits for it."""
+        return self.device == "virtual" or (self.device == "cuda" and self.sync is not Mode.OFF)
 
 
 class Options:
@@ -121,10 +121,11 @@ class Options:
         if not asks and not self.everywhere:
             return None
         default = Mode.ERROR if asks else Mode.OFF
+        device = marked.get("device") or self.device or "virtual"
         return Plan(
             marked.get("sync") or self.sync or default,
-            marked.get("race") or self.race or default,
-            marked.get("device") or self.device or "virtual",
+            marked.get("race") or self.race or (default if device == "virtual" else Mode.OFF),
+            device,
             marked.get("schedules") or self.schedules or "late",
             marked.get("allow", ()),
             asks and "device" not in marked,
@@ -149,12 +150,12 @@ class Options:
 
 
 def _refuse_unchecked(subject: str, device: str | None, modes: Mapping[str, Any]) -> None:
-    for name in ("sync", "race"):
+    for name, devices in (("sync", (None, "virtual", "cuda")), ("race", (None, "virtual"))):
         mode = modes.get(name)
-        if device not in (None, "virtual") and mode not in (None, Mode.OFF):
+        if device not in devices and mode not in (None, Mode.OFF):
             raise CheckError(
                 f"{subject}: {name} is {mode.value}, and the device is {device}",
-                "tests are checked on the virtual device only",
+                "races are looked for on the virtual device only, waits there and on CUDA",
                 "what was not watched must not look as if it had passed",
                 f"device virtual, or {name} off",
             )

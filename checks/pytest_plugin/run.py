@@ -1,10 +1,10 @@
-"""One run of one test on the virtual device."""
+"""One run of one test, on the virtual device or on CUDA."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..findings import Finding, Site, Verdict
 from ..happens_before.finding_json import finding_from_json, finding_to_json
@@ -14,6 +14,7 @@ from ..report.plain import plain
 from .options import Mode, Plan
 
 if TYPE_CHECKING:
+    from ..cuda.sync_trap import CudaTrap
     from ..sync.settings import Settings
     from ..sync.virtual import Trap
     from ..virtual import VirtualDevice
@@ -104,27 +105,22 @@ class TestRun:
     __test__ = False  # for pytest, which would collect it from a module that imports it
 
     def __init__(self, name: TestName, plan: Plan, settings: Settings, schedule: str, baseline: Baseline) -> None:
-        from ..sync.virtual import sync_trap
-
         self._name = name
         self.plan = plan
         self._reasons = baseline.reasons
         self._told: set[tuple[str, str]] = set()
         self._scope = ExitStack()
-        self._trap: Trap = self._scope.enter_context(sync_trap(settings, schedule))
+        self._trap: Trap | CudaTrap = self._scope.enter_context(_trap(plan, settings, schedule))
 
     @property
-    def device(self) -> VirtualDevice:
-        """The device."""
-        return self._trap.device
+    def device(self) -> VirtualDevice | None:
+        """The virtual device; None if the test runs on CUDA."""
+        return getattr(self._trap, "device", None)
 
     def take(self) -> list[Judged]:
         """What was found and not yet taken."""
-        trap, plan = self._trap, self.plan
-        found = [
-            *((finding, plan.sync) for finding in (*trap.watch.findings, *trap.memory.findings)),
-            *((finding, plan.race) for finding in trap.device.findings),
-        ]
+        plan = self.plan
+        found = _found(self._trap, plan)
         found = [(self._name.trimmed(finding), mode) for finding, mode in found if mode is not Mode.OFF]
         new = [(finding, mode, (identity(finding), finding.code)) for finding, mode in found]
         new = [one for one in new if one[2] not in self._told]
@@ -145,5 +141,32 @@ class TestRun:
             [f"{allowance.code} at {allowance.site}", uses, None if uses else finding_to_json(next(unused))]
             for allowance, uses in watch.uses.items()
         ]
-        entries = {**watch.entries, **self._trap.memory.entries}
+        entries = {**watch.entries, **_bounded(self._trap)}
         return {"entries": entries, "allowances": plain(allowances)}
+
+
+def _trap(plan: Plan, settings: Settings, schedule: str) -> AbstractContextManager[Trap | CudaTrap]:
+    if plan.device == "cuda":
+        from ..cuda.sync_trap import cuda_sync_trap
+
+        return cuda_sync_trap(settings)
+    from ..sync.virtual import sync_trap
+
+    return sync_trap(settings, schedule)
+
+
+def _found(trap: Trap | CudaTrap, plan: Plan) -> list[tuple[Finding, Mode]]:
+    """All findings so far, with what they do to the test."""
+    if plan.device == "cuda":
+        return [(finding, plan.sync) for finding in cast("CudaTrap", trap).findings]
+    virtual = cast("Trap", trap)
+    return [
+        *((finding, plan.sync) for finding in (*virtual.watch.findings, *virtual.memory.findings)),
+        *((finding, plan.race) for finding in virtual.device.findings),
+    ]
+
+
+def _bounded(trap: Trap | CudaTrap) -> dict[str, int]:
+    """How often regions with a bound on their memory were judged; on CUDA none is."""
+    memory = getattr(trap, "memory", None)
+    return {} if memory is None else dict(memory.entries)

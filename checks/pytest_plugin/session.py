@@ -35,7 +35,7 @@ def device_of(item: pytest.Item) -> VirtualDevice:
         CheckError: nobody knew before the test that it wants one.
     """
     run = item.stash.get(_RUN, None)
-    if run is not None:
+    if run is not None and run.device is not None:
         return run.device
     plan = item.stash.get(_PLAN, None)
     if plan is not None:
@@ -224,6 +224,8 @@ def _schedules(text: str) -> list[str]:
     Raises:
         CheckError: one of them is none, or is many runs.
     """
+    if plan.device == "cuda":
+        return ["cuda"]  # a GPU has no scheduler to ask
     from ..virtual.schedules import expand
 
     found = expand(text)

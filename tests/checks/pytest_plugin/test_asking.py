@@ -181,12 +181,12 @@ def test_on_another_device_nothing_is_checked(project):
     )
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_checks_on_another_device_are_refused(project, device):
-    result = project("def test_it(): pass\n").runpytest(f"--mrv2-device={device}", "--mrv2-sync=error")
+@pytest.mark.parametrize(("device", "check"), [("cpu", "sync"), ("cpu", "race"), ("cuda", "race")])
+def test_checks_on_another_device_are_refused(project, device, check):
+    result = project("def test_it(): pass\n").runpytest(f"--mrv2-device={device}", f"--mrv2-{check}=error")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        [f"ERROR: the options of the session: sync is error, and the device is {device}", "  rule *", "  instead *"]
+        [f"ERROR: the options of the session: {check} is error, and the device is {device}", "  rule *", "  instead *"]
     )
 
 
