@@ -77,7 +77,7 @@ class Checks:
         """
         try:
             plan = self._plan(metafunc.definition, metafunc.fixturenames)
-            schedules = _schedules(plan.schedules) if plan is not None and plan.checked else []
+            schedules = _schedules_of(plan) if plan is not None and plan.checked else []
         except CheckError as error:
             raise pytest.Collector.CollectError(problem_lines(error)) from error
         if len(schedules) > 1:
@@ -133,7 +133,7 @@ class Checks:
         plan = self._plan(item, getattr(item, "fixturenames", ()))
         if plan is None or not plan.checked:
             return
-        schedule = _schedule_of(item) or _schedules(plan.schedules)[0]
+        schedule = _schedule_of(item) or _schedules_of(plan)[0]
         try:
             self._open = TestRun(_name_of(item), plan, self._options.settings_for(plan), schedule, self._baseline)
         except CheckError as error:
@@ -218,14 +218,17 @@ def _usage_errors() -> Generator[None, None, None]:
         raise pytest.UsageError(problem_lines(error)) from error
 
 
+def _schedules_of(plan: Plan) -> list[str]:
+    """The schedules in which a test runs; a GPU has one, and nobody to ask for another."""
+    return ["cuda"] if plan.device == "cuda" else _schedules(plan.schedules)
+
+
 def _schedules(text: str) -> list[str]:
     """The schedules of a list, each as text.
 
     Raises:
         CheckError: one of them is none, or is many runs.
     """
-    if plan.device == "cuda":
-        return ["cuda"]  # a GPU has no scheduler to ask
     from ..virtual.schedules import expand
 
     found = expand(text)

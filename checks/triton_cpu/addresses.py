@@ -41,7 +41,8 @@ def guided_by_data(module: Module) -> tuple[bool, ...]:
     operations = [operation for function in module.functions.values() for operation in function.body.walk()]
     if any(taint.of(_decisive(operation)) for operation in operations):
         return (True,) * len(arguments)
-    flow, guided = Flow(module), set()
+    flow = Flow(module)
+    guided: set[object] = set()
     for operation in operations:
         if operation.name in ACCESSES and taint.of(_whereabouts(operation)):
             guided |= flow.of(operation.operands[:1])
