@@ -41,7 +41,8 @@ class Outcome:
         steps: executed.
         requests: that got an answer.
         tally: of the comparison with the oracle.
-        counts: preemptions, resumptions, aborts, chunks of prefill, streaming updates.
+        counts: preemptions, resumptions, aborts, chunks of prefill, streaming updates, requests that found a prefix in
+            the cache, blocks copied on write, and steps without a new request in which each computes one token.
         failures: everything that is wrong, in words.
         results: tokens and log-probabilities by request.
     """
@@ -151,10 +152,21 @@ def _outcome(
         steps=len(trace.steps),
         requests=sum(bool(result.token_ids) for result in trace.results.values()),
         tally=tally,
-        counts={**trace.counts, "updates": program.updates},
+        counts={**trace.counts, "updates": program.updates, **_seen(trace)},
         failures=(*failures, *tally.failures),
         results=trace.results,
     )
+
+
+def _seen(trace: Trace) -> dict[str, int]:
+    steps = trace.steps
+    return {
+        "prefixes found": sum(request.num_computed_tokens > 0 for step in steps for request in step.new),
+        "blocks copied": sum(len(step.block_copies) for step in steps),
+        "steps without prefill": sum(
+            not step.new and bool(step.scheduled) and set(step.scheduled.values()) == {1} for step in steps
+        ),
+    }
 
 
 def _faults(trace: Trace) -> list[str]:

@@ -104,6 +104,9 @@ def test_every_answer_is_the_oracles(number, environment):
     assert outcome.steps >= STEPS
     assert outcome.tally.tokens > outcome.requests > 0
     assert 2 * outcome.tally.near_ties < outcome.tally.tokens
+    assert outcome.counts["steps without prefill"] > 0
+    if not SETS[number].values["prefix_caching"]:
+        assert outcome.counts["prefixes found"] == outcome.counts["blocks copied"] == 0
 
 
 class Faulty:
@@ -280,6 +283,8 @@ def test_no_change_of_how_changes_what(unchanged, name):
     assert outcome.failures == ()
     assert list(differences(unchanged, outcome, change)) == []
     assert outcome.tally.tokens == unchanged.tally.tokens
+    assert (outcome.counts["prefixes found"] > 0) == (name == "prefixes found")
+    assert (outcome.counts["preempted"] == 0) == (name in ("never preempted",))
 
 
 class TestDifferences:
