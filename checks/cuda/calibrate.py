@@ -92,25 +92,25 @@ class Park:
         begin = time.perf_counter()
         kept = call()
         took = time.perf_counter() - begin
-        over = bool(event.query())  # type: ignore[no-untyped-call]
+        over = bool(event.query())
         del kept
         torch.cuda.synchronize()
         return over, took * 1e3
 
 
 def _parked(cycles: int) -> torch.cuda.Event:
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event()
+    torch.cuda._sleep(cycles)
     event.record()
     return event
 
 
 def _cycles_per_ms() -> float:
     """Clock cycles of ``torch.cuda._sleep`` in a millisecond."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    torch.cuda._sleep(1_000)  # type: ignore[no-untyped-call]
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(1_000)
     begin.record()
-    torch.cuda._sleep(_SAMPLE_CYCLES)  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(_SAMPLE_CYCLES)
     end.record()
     end.synchronize()
     return float(_SAMPLE_CYCLES / max(begin.elapsed_time(end), 1e-6))

@@ -330,4 +330,4 @@ def require_cuda(subject: str) -> None:
             "a machine with a GPU and a CUDA build of torch; without one the virtual device does the same: "
             "mrv2.checks.sync.virtual.sync_trap, or mrv2 verify --stage sync",
         )
-    torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.cuda.init()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -231,7 +231,7 @@ def _first(device: Any) -> dict[str, Any]:
 def _on_host(runtime: Runtime, data: Any) -> Any:
     """Nested lists with tensors of the device in them: C++ would read those at once, past every mode."""
     if type(data) is DeviceTensor:
-        return runtime.copies.download(data.detach())
+        return runtime.copies.download(cast(DeviceTensor, data.detach()))
     if type(data) not in (list, tuple) or not any(type(item) in _HOLDERS for item in data):
         return data
     return [_on_host(runtime, item) for item in data]

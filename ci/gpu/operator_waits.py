@@ -16,7 +16,7 @@ import sys
 import types
 import unittest
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,13 @@ _MILLISECONDS = (10, 80)
 _TYPES = (torch.float32, torch.int64, torch.bool, torch.complex64)
 
 
-def operators(device: str) -> Iterator[tuple[str, Callable[[], object]]]:
-    """The samples that torch tests its own operators with, by name and number; the same ones on every device."""
+def operators(device: str, only: Container[str] | None = None) -> Iterator[tuple[str, Callable[[], object]]]:
+    """The samples that torch tests its own operators with, by name and number; the same ones on every device.
+
+    Args:
+        device: on which they are made.
+        only: names of operators; all by default.
+    """
     # torch's helpers import it, and use nothing of it that is needed here.
     module: Any = types.ModuleType("expecttest")
     module.TestCase = unittest.TestCase
@@ -38,7 +43,7 @@ def operators(device: str) -> Iterator[tuple[str, Callable[[], object]]]:
 
     for info in op_db:
         kind = next((kind for kind in _TYPES if info.supports_dtype(kind, "cuda")), None)
-        if kind is None:
+        if kind is None or not (only is None or info.full_name in only):
             continue
         torch.manual_seed(0)
         name = info.full_name
