@@ -9,7 +9,7 @@ from .registry import expression
 from .scalars import as_signed, as_unsigned, bits, c_type, pointee, size
 
 
-@expression("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "arith.index_castui", cheap=True)
+@expression("arith.extsi", "arith.extui", "arith.trunci", cheap=True)
 def between_integers(program: Program, operation: Operation, operands: list[str]) -> str:
     """A wider or a narrower integer."""
     source, target = operation.operands[0].element, operation.results[0].element
@@ -53,7 +53,7 @@ def between_floats(program: Program, operation: Operation, operands: list[str]) 
     return narrowed(program, target, value)
 
 
-@expression("tt.bitcast", "arith.bitcast")
+@expression("tt.bitcast")
 def same_bits(program: Program, operation: Operation, operands: list[str]) -> str:
     """The same bits under another name; a pointer to another type is the same address."""
     source, target = operation.operands[0].element, operation.results[0].element

@@ -98,19 +98,6 @@ def branch(program: Program, operation: Operation) -> None:
             _body(program, operation.regions[1], operation.results)
 
 
-@statement("scf.index_switch")
-def switch(program: Program, operation: Operation) -> None:
-    """A choice by number; the first region is the default."""
-    cases = operation.attributes["cases"]
-    assert isinstance(cases, tuple)
-    heads = ["default:", *(f"case {case}:" for case in cases)]
-    with program.block(f"switch ({program.lane(operation.operands[0])})"):
-        for head, region in zip(heads, operation.regions, strict=True):
-            with program.block(head):
-                _body(program, region, operation.results)
-                program.line("break;")
-
-
 @statement("scf.for")
 def counted_loop(program: Program, operation: Operation) -> None:
     """A counted loop; as in Python's ``range``, an overflow of the counter ends it."""

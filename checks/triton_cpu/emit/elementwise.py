@@ -58,8 +58,6 @@ def binary(program: Program, operation: Operation, operands: list[str]) -> str:
 _DIVISIONS = {
     "arith.divsi": ("quotient", False), "arith.divui": ("quotient", True),
     "arith.remsi": ("remainder", False), "arith.remui": ("remainder", True),
-    "arith.floordivsi": ("floor_quotient", False), "arith.ceildivsi": ("ceil_quotient", False),
-    "arith.ceildivui": ("ceil_quotient", True),
 }  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def _step(operation: Operation) -> int | None:
     if name == "tt.broadcast":
         shape = operands[0].shape
         return 0 if shape and shape[-1] == 1 else step(operands[0])
-    if name in ("arith.extsi", "arith.extui", "arith.index_cast", "tt.bitcast"):
+    if name in ("arith.extsi", "arith.extui", "tt.bitcast"):
         return step(operands[0])
     return _of_sum_or_product(operation)
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from ..ir import Function, Operation, Pointer, Region, Scalar, Tensor, Type, Value
 from .lexer import Fault
 
-_CONDITIONALS = ("scf.if", "scf.index_switch")
 _COMBINING = {"tt.reduce": "tt.reduce.return", "tt.scan": "tt.scan.return"}
 
 
@@ -18,7 +17,7 @@ def check_regions(operation: Operation) -> None:
         Fault: they do not.
     """
     name = operation.name
-    if name in _CONDITIONALS:
+    if name == "scf.if":
         _check_conditional(operation)
     elif name == "scf.for":
         _check_for(operation)
@@ -47,11 +46,6 @@ def _check_conditional(operation: Operation) -> None:
     results = _types(operation.results)
     if results and len(operation.regions) < 2:
         raise Fault(f"{operation.name} with results in one case only")
-    cases = operation.attributes.get("cases")
-    if operation.name == "scf.index_switch" and (
-        not isinstance(cases, tuple) or len(operation.regions) != 1 + len(cases)
-    ):
-        raise Fault(f"{operation.name} with other regions than cases")
     for region in operation.regions:
         _check_block(operation.name, region, (), "scf.yield", results)
 

@@ -95,22 +95,6 @@ def _while(reader: FunctionReader, names: Names) -> Operation:
     return reader.finish("scf.while", names, after, initial, reader.attributes("scf.while"), [condition, body])
 
 
-def _index_switch(reader: FunctionReader, names: Names) -> Operation:
-    """``scf.index_switch %i -> types case 1 {…} default {…}``; the region of the default comes first."""
-    text = reader.text
-    chosen = reader.value()
-    check_types("scf.index_switch", [chosen], [_INDEX])
-    types = text.list(lambda: type_of(text)) if text.accept("->") else []
-    end = _implied_end(types)
-    cases, regions = [], []
-    while text.accept("case"):
-        cases.append(text.integer())
-        regions.append(reader.region(end=end))
-    text.expect("default")
-    regions.insert(0, reader.region(end=end))
-    return reader.finish("scf.index_switch", names, types, [chosen], {"cases": tuple(cases)}, regions)
-
-
 def _implied_end(types: Sequence[Type]) -> Operation | None:
     return None if types else Operation("scf.yield")
 
@@ -149,7 +133,6 @@ SPECIAL: Mapping[str, Callable[[FunctionReader, Names], Operation]] = MappingPro
         "scf.if": _if,
         "scf.for": _for,
         "scf.while": _while,
-        "scf.index_switch": _index_switch,
         "cf.br": _branch,
         "cf.cond_br": _conditional_branch,
     }

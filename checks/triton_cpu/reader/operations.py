@@ -195,13 +195,10 @@ _rule(
 )
 _rule("arith.divsi arith.divui arith.shrsi arith.shrui", "% , % exact! {} : T", typing.same, exact=False)
 _rule(
-    "arith.remsi arith.remui arith.ceildivsi arith.ceildivui arith.floordivsi arith.andi arith.ori arith.xori "
-    "arith.maxsi arith.maxui arith.minsi arith.minui",
+    "arith.remsi arith.remui arith.andi arith.ori arith.xori arith.maxsi arith.maxui arith.minsi arith.minui",
     "% , % {} : T",
     typing.same,
 )
-_rule("arith.mulsi_extended arith.mului_extended", "% , % {} : T", typing.wide_product)
-_rule("arith.addui_extended", "% , % {} : T , T", typing.sum_with_carry)
 _rule("arith.cmpi", "@predicate , % , % {} : T", typing.compare, predicate=_REQUIRED)
 _rule(
     "arith.cmpf",
@@ -212,7 +209,7 @@ _rule(
 )
 _rule("arith.select", "% , % , % {} : T*", typing.select)
 _rule(
-    "arith.extsi arith.fptosi arith.fptoui arith.sitofp arith.bitcast arith.index_cast arith.index_castui",
+    "arith.extsi arith.fptosi arith.fptoui arith.sitofp",
     "% {} : T to T",
     typing.first_to_rest,
 )
@@ -220,18 +217,14 @@ _rule("arith.extui arith.uitofp", "% nneg! {} : T to T", typing.first_to_rest, n
 _rule("arith.trunci", "% overflow<@overflowFlags>? {} : T to T", typing.first_to_rest, overflowFlags="none")
 _rule("arith.extf arith.truncf", "% fastmath<@fastmath>? {} : T to T", typing.first_to_rest, fastmath="none")
 
-_MATH_OF_ONE = (
-    "absf acos acosh asin asinh atan atanh cbrt ceil cos cosh erf erfc exp exp2 expm1 floor log log10 log1p log2 "
-    "round roundeven rsqrt sin sinh sqrt tan tanh trunc"
-)
+_MATH_OF_ONE = "absf ceil cos erf exp exp2 floor log log2 rsqrt sin sqrt"
 _rule(
     " ".join(f"math.{name}" for name in _MATH_OF_ONE.split()),
     "% fastmath<@fastmath>? {} : T",
     typing.same,
     fastmath="none",
 )
-_rule("math.absi math.ctlz math.ctpop math.cttz", "% {} : T", typing.same)
-_rule("math.atan2 math.copysign math.powf", "% , % fastmath<@fastmath>? {} : T", typing.same, fastmath="none")
+_rule("math.absi", "% {} : T", typing.same)
 _rule("math.fma", "% , % , % fastmath<@fastmath>? {} : T", typing.same, fastmath="none")
 
 _rule("tt.get_program_id tt.get_num_programs", "@axis {} : T", typing.result_only, axis=_REQUIRED)
@@ -360,7 +353,6 @@ _rule(
 _rule("arith.constant", "", typing.result_only, value=_REQUIRED)
 _rule("scf.if scf.while cf.br cf.cond_br", "", typing.functional)
 _rule("scf.for", "", typing.functional, unsignedCmp=False)
-_rule("scf.index_switch", "", typing.functional, cases=_REQUIRED)
 
 # Ends of regions, and operations whose regions are printed in the generic form.
 _rule("tt.return scf.yield", "{} %* :T*?", typing.no_results)

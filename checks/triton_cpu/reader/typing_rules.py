@@ -78,16 +78,6 @@ def select(types: Sequence[Type], operands: Sequence[Value]) -> Signature:
     return [condition, types[-1], types[-1]], [types[-1]]
 
 
-def wide_product(types: Sequence[Type], operands: Sequence[Value]) -> Signature:
-    """Two results of the type of the operands."""
-    return [types[0]] * 2, [types[0]] * 2
-
-
-def sum_with_carry(types: Sequence[Type], operands: Sequence[Value]) -> Signature:
-    """``%a, %b : T, i1``: the sum, and whether it overflowed."""
-    return [types[0]] * 2, types
-
-
 def pointer_sum(types: Sequence[Type], operands: Sequence[Value]) -> Signature:
     """``%pointer, %offset : P, I``."""
     return types, types[:1]

@@ -39,20 +39,11 @@ FLOAT_EXTREMES(f64, double, bits_of_f64, f64_of_bits)
 /* Division by zero gives zero; the quotient of the least number by -1 wraps to itself, its remainder is 0. */
 #define SIGNED_DIVISION(name, type)                                                                                  \
   static inline type quotient_##name(type a, type b) { return b == 0 ? 0 : b == -1 ? (type)-a : a / b; }             \
-  static inline type remainder_##name(type a, type b) { return b == 0 || b == -1 ? 0 : a % b; }                      \
-  static inline type floor_quotient_##name(type a, type b) {                                                         \
-    return (type)(quotient_##name(a, b) - (remainder_##name(a, b) != 0 && (a < 0) != (b < 0)));                      \
-  }                                                                                                                  \
-  static inline type ceil_quotient_##name(type a, type b) {                                                          \
-    return (type)(quotient_##name(a, b) + (remainder_##name(a, b) != 0 && (a < 0) == (b < 0)));                      \
-  }
+  static inline type remainder_##name(type a, type b) { return b == 0 || b == -1 ? 0 : a % b; }
 
 #define UNSIGNED_DIVISION(name, type)                                                                                \
   static inline type quotient_##name(type a, type b) { return b == 0 ? 0 : a / b; }                                  \
-  static inline type remainder_##name(type a, type b) { return b == 0 ? 0 : a % b; }                                 \
-  static inline type ceil_quotient_##name(type a, type b) {                                                          \
-    return (type)(quotient_##name(a, b) + (remainder_##name(a, b) != 0));                                            \
-  }
+  static inline type remainder_##name(type a, type b) { return b == 0 ? 0 : a % b; }
 
 SIGNED_DIVISION(int8_t, int8_t)
 SIGNED_DIVISION(int16_t, int16_t)

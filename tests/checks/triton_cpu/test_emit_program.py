@@ -46,25 +46,6 @@ module {{
 
 A = np.array([7, -7, 7, -7, 8, -8, 0, 5, -128, 127, -128, 1, -1, 127, -127, 6], np.int8)
 B = np.array([2, 2, -2, -2, 4, 4, 3, 0, -1, -1, 0, 127, -128, 127, 2, -3], np.int8)
-
-
-def _floor(a: int, b: int) -> int:
-    return 0 if b == 0 else a // b
-
-
-def _ceil(a: int, b: int) -> int:
-    return 0 if b == 0 else -(-a // b)
-
-
-@pytest.mark.parametrize(("name", "rule"), [("floordivsi", _floor), ("ceildivsi", _ceil), ("ceildivui", _ceil)])
-def test_rounded_quotients(name, rule, tmp_path):
-    kind = np.uint8 if name.endswith("ui") else np.int8
-    a, b, out = A.view(kind), B.view(kind), np.zeros(16, kind)
-    run(elementwise(f"%r = arith.{name} %a, %b : tensor<16xi8>", "i8"), tmp_path, a, b, out)
-    expected = [rule(x, y) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
-    assert out.tolist() == np.array(expected).astype(kind).tolist()
-
-
 F = np.array([0.0, -0.0, 1.0, 2.0, np.nan, np.nan, 1.0, np.inf, -np.inf, np.inf, 3.0, -1.0, 5.0, 5.0, np.nan, 0.0])
 G = np.array([-0.0, 0.0, 2.0, 1.0, 1.0, np.nan, np.nan, np.inf, np.inf, 1.0, 3.0, 1.0, -5.0, 5.0, -np.inf, np.nan])
 _ORDERED = {
@@ -165,44 +146,6 @@ def test_block_arguments_change_all_at_once(tmp_path):
     out = np.zeros(6, np.int32)
     run(JUMPS, tmp_path, out)
     assert out.tolist() == [2, 1, 7, 8, 9, 10]
-
-
-SWITCH = """
-module {
-  tt.func public @kernel(%x: !tt.ptr<i32>, %out: !tt.ptr<i32>) {
-    %zero = arith.constant 0 : i32
-    %one = arith.constant 1 : i32
-    %four = arith.constant 4 : i32
-    scf.for %i = %zero to %four step %one : i32 {
-      %xp = tt.addptr %x, %i : !tt.ptr<i32>, i32
-      %v = tt.load %xp : !tt.ptr<i32>
-      %index = arith.index_cast %v : i32 to index
-      %r = scf.index_switch %index -> i32
-      case 2 {
-        %a = arith.constant 20 : i32
-        scf.yield %a : i32
-      }
-      case 7 {
-        %seventy = arith.constant 70 : i32
-        %b = arith.addi %i, %seventy : i32
-        scf.yield %b : i32
-      }
-      default {
-        scf.yield %v : i32
-      }
-      %op = tt.addptr %out, %i : !tt.ptr<i32>, i32
-      tt.store %op, %r : !tt.ptr<i32>
-    }
-    tt.return
-  }
-}
-"""
-
-
-def test_switches(tmp_path):
-    out = np.zeros(4, np.int32)
-    run(SWITCH, tmp_path, np.array([7, 2, 7, 5], np.int32), out)
-    assert out.tolist() == [70, 20, 72, 5]
 
 
 def test_an_unknown_operation_is_refused_by_name_and_line():
