@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 from ..findings import Finding, Site, Verdict
 from ..happens_before.finding_json import finding_from_json, finding_to_json
 from ..report.baseline import Baseline
-from ..report.identity import identity
+from ..report.identity import identity, spot
 from ..report.plain import plain
 from .options import Mode, Plan
 
@@ -74,10 +75,14 @@ class TestName:
         depend on it. Of a stack that begins in the test itself one frame is left.
         """
         for index, site in enumerate(stack):
-            if site.function.rpartition(".")[2] == self.function and site.file == self.file:
+            if site.file == self.file and self._holds(site.function.split(".")):
                 return stack[: max(index, 1)], site.line
         around = next((index for index, site in enumerate(stack) if site.file.startswith(_AROUND)), len(stack))
         return stack[: max(around, 1)], None
+
+    def _holds(self, path: list[str]) -> bool:
+        """Whether a qualified name is the test's or that of a function in it, which a thread may have been given."""
+        return path[-1] == self.function or (self.function, "<locals>") in pairwise(path)
 
     def trimmed(self, finding: Finding) -> Finding:
         """A finding without the frames around the test; the lines of the test become evidence."""
@@ -86,6 +91,10 @@ class TestName:
         lines = {"line of the test": line, "against line": against}
         evidence = {**finding.evidence, **{name: number for name, number in lines.items() if number is not None}}
         return replace(finding, where=where, other=other, allocation=allocation, evidence=evidence)
+
+
+def _seen(finding: Finding) -> tuple[object, ...]:
+    return identity(finding), *spot(finding)
 
 
 class TestRun:
@@ -108,7 +117,7 @@ class TestRun:
         self._name = name
         self.plan = plan
         self._reasons = baseline.reasons
-        self._told: set[tuple[str, str]] = set()
+        self._told: set[tuple[object, ...]] = set()
         self._scope = ExitStack()
         self._trap: Trap | CudaTrap = self._scope.enter_context(_trap(plan, settings, schedule))
 
@@ -122,10 +131,9 @@ class TestRun:
         plan = self.plan
         found = _found(self._trap, plan)
         found = [(self._name.trimmed(finding), mode) for finding, mode in found if mode is not Mode.OFF]
-        new = [(finding, mode, (identity(finding), finding.code)) for finding, mode in found]
-        new = [one for one in new if one[2] not in self._told]
-        self._told.update(key for _, _, key in new)
-        return [Judged(finding, mode, self._reasons.get(key)) for finding, mode, key in new]
+        found = [(finding, mode) for finding, mode in found if _seen(finding) not in self._told]
+        self._told.update(_seen(finding) for finding, _ in found)
+        return [Judged(finding, mode, self._reasons.get((identity(finding), finding.code))) for finding, mode in found]
 
     def close(self) -> None:
         """Close the device and undo all patches."""

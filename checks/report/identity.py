@@ -23,6 +23,14 @@ def identity(finding: Finding) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
+def spot(finding: Finding) -> tuple[object, ...]:
+    """What a finding is to a reader: its fingerprint, and the innermost line of either side.
+
+    Two lines of one function have one fingerprint, so that a baseline outlives an edit, but they are two mends.
+    """
+    return finding.fingerprint(), finding.where[:1], finding.other[:1]
+
+
 def title_of(finding: Finding) -> str:
     """The title as reports show it; a target that reports its own findings may leave it out."""
     return as_text(finding.title) or "(without a title)"

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from mrv2.checks.findings import JSON, Finding, RunVerdict, combine, verdict_of
+from mrv2.checks.report.identity import spot
 from mrv2.ci.report import console as screen
 from mrv2.ci.report.json_report import Report, check_destination, write_report
 from mrv2.ci.report.outcome import ReportedFinding
@@ -94,7 +95,7 @@ def _record(program: Callable[[], object], named: Mapping[str, JSON], schedules:
 
 def _each_once(runs: Sequence[Run]) -> tuple[Finding, ...]:
     """The findings of all runs; the same one of several schedules counts once."""
-    return tuple({finding.fingerprint(): finding for run in reversed(runs) for finding in run.findings}.values())
+    return tuple({spot(finding): finding for run in reversed(runs) for finding in run.findings}.values())
 
 
 def _verdict(runs: Sequence[Run], findings: Sequence[Finding]) -> RunVerdict:

@@ -10,6 +10,7 @@ from pathlib import Path
 from mrv2.checks.findings import JSON, Finding, RunVerdict, combine, verdict_of
 from mrv2.checks.hot_path import HotPathError
 from mrv2.checks.memory import MemoryBoundError
+from mrv2.checks.report.identity import spot
 from mrv2.checks.sync.memory import MemoryWatch
 from mrv2.checks.sync.settings import Settings, find_settings
 from mrv2.checks.sync.virtual import install
@@ -136,10 +137,10 @@ def _result(settings: Settings, drives: Sequence[_Drive]) -> StageResult:
 
 def _merged(drives: Iterable[_Drive]) -> Iterator[Finding]:
     """Each finding once, with the schedules that showed it."""
-    found: dict[str, tuple[Finding, list[JSON]]] = {}
+    found: dict[tuple[object, ...], tuple[Finding, list[JSON]]] = {}
     for drive in drives:
         for finding in drive.findings:
-            found.setdefault(finding.fingerprint(), (finding, []))[1].append(str(drive.run.schedule))
+            found.setdefault(spot(finding), (finding, []))[1].append(str(drive.run.schedule))
     for finding, schedules in found.values():
         yield replace(finding, evidence={**finding.evidence, "schedules": schedules})
 

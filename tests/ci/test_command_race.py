@@ -31,6 +31,13 @@ PROGRAMS = """
     def right():
         return upload(order=True)
 
+    def racy_twice():
+        source, target = torch.arange(4.0).pin_memory(), torch.zeros(4, device="cuda")
+        target.copy_(source, non_blocking=True)
+        source.add_(1)
+        source.add_(2)
+        return target
+
     def raises():
         upload(order=True)
         raise ValueError("no")
@@ -61,6 +68,12 @@ def test_a_race_fails_and_is_shown_once_however_many_orders_there_are() -> None:
     assert "racing.py:11 in upload" in result.stdout
     assert "schedule early: other data than in late" in result.stdout
     assert result.stdout.splitlines()[-1] == "FAIL: 1 finding in late, early, random:0, starve:0"
+
+
+def test_two_lines_of_one_function_are_two_mends_and_both_are_shown() -> None:
+    result = race("racing:racy_twice", "--schedules=late,early")
+    assert result.stdout.count("MRV201 ") == 2
+    assert "racing.py:23 in racy_twice" in result.stdout and "racing.py:24 in racy_twice" in result.stdout
 
 
 def test_a_right_program_passes() -> None:

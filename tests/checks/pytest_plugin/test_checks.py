@@ -1,6 +1,7 @@
 """Findings fail the test in which they happen, in the way that options and markers ask for."""
 
 import json
+import textwrap
 
 import pytest
 import torch
@@ -196,6 +197,35 @@ def test_the_baseline_accepts_one_finding_in_whatever_test_it_happens(project):
     result = tests.runpytest("--mrv2-race=error", "--mrv2-sync=error", "--mrv2-baseline=known.json")
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["warning: baseline entry 0000000000000000 matched no finding*"])
+
+
+def test_two_lines_of_one_function_are_both_shown_and_one_finding_to_the_baseline(project):
+    body = """
+        def test_both():
+            with hot_path("decode"):
+                values = torch.ones(2, device="cuda")
+                values[0].item()
+                values[1].item()
+    """
+    tests = project("import torch\nfrom mrv2.checks.hot_path import hot_path\n" + textwrap.dedent(body))
+    result = tests.runpytest("--mrv2-sync=error", "--mrv2-race=error")
+    assert len([line for line in result.outlines if line.startswith("MRV101 ")]) == 2
+    accepted(tests, fingerprint_in(result), code="MRV101")
+    tests.runpytest("--mrv2-sync=error", "--mrv2-race=error", "--mrv2-baseline=known.json").assert_outcomes(passed=1)
+
+
+def test_a_finding_in_a_thread_of_the_test_is_that_of_the_test(project):
+    body = """
+        def test_races(): engine.races()
+
+        def test_thread():
+            thread = threading.Thread(target=lambda: engine.races())
+            thread.start()
+            thread.join()
+    """
+    tests = project("import threading\n" + textwrap.dedent(body))
+    accepted(tests, fingerprint_in(tests.runpytest("--mrv2-race=error")))
+    tests.runpytest("--mrv2-race=error", "--mrv2-baseline=known.json").assert_outcomes(passed=2)
 
 
 def test_the_baseline_of_the_ini_file_is_beside_it(project):
