@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from mrv2.refrunner.errors import CheckpointError
 from mrv2.refrunner.models import TINY_CONFIG, find_smollm2, load_checkpoint, tiny_checkpoint
 from mrv2.refrunner.models.gguf_file import _bounded, halves_from_pairs
-from mrv2.refrunner.models.llama import _rotary_table, _rotate
+from mrv2.refrunner.models.layers import _rotate
+from mrv2.refrunner.models.llama import _rotary_table
 from mrv2.refrunner.models.tiny import random_tensors
 
 gguf = pytest.importorskip("gguf")
