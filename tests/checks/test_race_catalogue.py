@@ -8,6 +8,7 @@ import torch
 
 from mrv2.checks.findings import Verdict
 from mrv2.checks.virtual.runs import run_program
+from mrv2.checks.virtual.schedules import Schedule
 from mrv2.checks.virtual.uninitialised import find_uninitialised
 
 from .race_programs import CATCH, CONTROL, CORRECT, ITEMS, QUIET, SEEDED, STEP, pinned_source_overwritten
@@ -30,7 +31,8 @@ def _one_thread():
 
 @functools.cache
 def findings_of(item, mended, schedule):
-    run = run_program(item.twin(mended), schedule)
+    # Not as text, which must name streams that exist: few of these programs make three.
+    run = run_program(item.twin(mended), Schedule.parse(schedule))
     assert run.error is None
     return run.findings
 
@@ -95,9 +97,9 @@ def test_uninitialised_memory_that_reaches_a_result(schedule):
     def mended():
         return torch.empty(4, device="cuda").fill_(0) + 1
 
-    (finding,) = find_uninitialised(wrong, schedule)
+    (finding,) = find_uninitialised(wrong, Schedule.parse(schedule))
     assert finding.code == "MRV213" and finding.allocation[0].function.endswith("wrong") and finding.remedy
-    assert find_uninitialised(mended, schedule) == []
+    assert find_uninitialised(mended, Schedule.parse(schedule)) == []
 
 
 def test_the_first_bug_gives_wrong_data_whenever_the_device_is_late():

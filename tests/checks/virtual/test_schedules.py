@@ -115,7 +115,7 @@ class TestText:
     def test_the_largest_numbers_are_taken(self):
         text = f"random:{(1 << 64) - 1}@{(1 << 64) - 1}+{(1 << 64) - 1}={(1 << 64) - 1}"
         assert str(Schedule.parse(text)) == text
-        assert run_program(polled, text).error is None
+        assert run_program(polled, Schedule.parse(text)).error is None
         assert run_program(polled, "pct:0:10000").error is None
 
     def test_the_seed_of_the_text_comes_first(self):
