@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -87,7 +87,7 @@ def generate(
             min_tokens=min_tokens,
             logprobs=logprobs,
         )
-        settings = {"device": device, "attention": attention, "graph_mode": graph_mode}
+        settings: dict[str, Any] = {"device": device, "attention": attention, "graph_mode": graph_mode}
         with compiled_kernels(), LLM.from_model(model, max_model_len=max_model_len, **settings) as llm:
             done = _run(llm, prompt, sampling, stream)
         if json:

@@ -10,6 +10,7 @@ host may have been slow.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import sys
@@ -22,6 +23,8 @@ from typing import Any
 
 import torch
 
+#: Calls that only their source could tell about; a part of the tests, and so of a checkout only.
+RELATIVES = "tests.checks.sync.relatives"
 #: Samples of each operator of torch.
 SAMPLES = 6
 _MILLISECONDS = (10, 80)
@@ -70,9 +73,9 @@ def _bound(function: Any, sample: Any) -> Callable[[], object]:
 def _cycles(milliseconds: float) -> int:
     """Clock cycles of ``torch.cuda._sleep`` that take so long here."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(1_000)  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(1_000)
     begin.record()
-    torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(20_000_000)
     end.record()
     end.synchronize()
     return int(milliseconds * 20_000_000 / begin.elapsed_time(end))
@@ -89,7 +92,7 @@ def waits(call: Callable[[], object], cycles: tuple[int, ...]) -> bool:
     for length in cycles:
         torch.cuda.synchronize()
         parked = torch.cuda.Event()
-        torch.cuda._sleep(length)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(length)
         parked.record()
         kept = call()
         over = parked.query()
@@ -114,7 +117,7 @@ def measure(calls: Iterator[tuple[str, Callable[[], object]]]) -> dict[str, bool
 def main(path: str) -> None:
     """Measure, and write what was found."""
     warnings.simplefilter("ignore")
-    from tests.checks.sync.relatives import calls
+    calls = importlib.import_module(RELATIVES).calls
 
     document = {
         "device": torch.cuda.get_device_name(0),

@@ -9,6 +9,7 @@ apart, since they depend on what else is going on.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import warnings
@@ -22,7 +23,7 @@ from mrv2.checks.cuda.sync_trap import CudaTrap, cuda_sync_trap
 from mrv2.checks.findings import Verdict
 from mrv2.checks.hot_path import hot_path
 
-from .operator_waits import operators
+from .operator_waits import RELATIVES, operators
 
 
 def survey(
@@ -86,7 +87,7 @@ def truth_of(document: Mapping[str, Any], part: str, names: Iterable[str]) -> di
 
 def main(truth: str, path: str) -> None:
     """Compare, and write what was found."""
-    from tests.checks.sync.relatives import calls
+    calls = importlib.import_module(RELATIVES).calls
 
     measured = json.loads(Path(truth).read_text())
     found = {}

@@ -149,7 +149,7 @@ def table_bytes(config: RunnerConfig, vocab_size: int) -> int:
     lists = mask_words(vocab_size) + 2 * MAX_BIASES + MAX_STOPS + BAD_WORD_COLUMNS + MAX_LOGPROB_IDS
     row = 4 * (NUMBERS + REALS + lists) + 8
     penalties = 4 * (mask_words(vocab_size) + vocab_size)
-    return config.max_num_reqs * (row + penalties) + 4 * max(config.max_num_reqs, config.prompt_logprobs_chunk)
+    return int(config.max_num_reqs * (row + penalties)) + 4 * max(config.max_num_reqs, config.prompt_logprobs_chunk)
 
 
 def mask_words(vocab_size: int) -> int:
