@@ -27,6 +27,7 @@ _KERNEL = re.compile(r"\bat (?:0x\w+ in )?(?:void )?([A-Za-z_]\w*)(?:\+0x|\()")
 _HEAD = re.compile(r"^=+ (Invalid .*|(?:Error|Warning|Info): .*(?:[Hh]azard|[Rr]ace).*)$", re.MULTILINE)
 _VALUES = re.compile(r"Current Value *: *(-?\w+) *, *Incoming Value *: *(-?\w+)")
 _PLANTED = "planted"
+_FOLDERS = re.compile(r"(?<![\w.])/(?:[^/\s()]+/)+")
 
 
 def find_tool() -> str | None:
@@ -105,7 +106,8 @@ def run(tool: str, kind: str, log: Path) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             code = None
     text = log.read_text(errors="replace")
-    return {**judge(text, code), "tail": text.splitlines()[-12:]}
+    # Names of files, and not where they are: a record is kept, and speaks of no machine's folders.
+    return {**judge(text, code), "tail": [_FOLDERS.sub("", line) for line in text.splitlines()[-12:]]}
 
 
 def main(target: str) -> int:
