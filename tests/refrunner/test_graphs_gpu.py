@@ -72,7 +72,9 @@ def decoding(**settings):
     return runner
 
 
-@pytest.mark.parametrize("mode", [EAGER, *MODES.values()], ids=["eager", *MODES])
+@pytest.mark.parametrize(
+    "mode", [{"attention": "torch"}, EAGER, *MODES.values()], ids=["eager, torch", "eager", *MODES]
+)
 def test_steps_wait_for_nothing(mode):
     """Torch raises where it would wait; and all steps are enqueued while the device is still busy with the first."""
     runner = decoding(**mode)
