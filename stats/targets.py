@@ -1,11 +1,66 @@
-"""The contract of a sampler under audit."""
+"""The contract of a sampler under audit: one protocol that every sampler fulfils, and parts that it may fulfil.
+
+A sampler that only draws tokens (:class:`SamplerTarget`) is tested by sampling. What it shows beyond that makes the
+audit exact and cheaper: the bits of its noise (:class:`NoiseTarget`) can be enumerated and its draws replayed, a mask
+(:class:`MaskTarget`) can be compared token by token, counts (:class:`CountingTarget`) need not leave the device.
+Nothing here depends on which random number generator the sampler uses.
+
+All parts are found by their methods: an object with ``words``, ``noise`` and ``noise_bits`` is a :class:`NoiseTarget`.
+"""
 
 from __future__ import annotations
 
+import enum
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+class Purpose(enum.Enum):
+    """What a draw is for; draws for different purposes must be independent."""
+
+    TARGET = "target"
+    DRAFT = "draft"
+    ACCEPT = "accept"
+    RECOVER = "recover"
+
+
+@dataclass(frozen=True, eq=False)
+class Filters:
+    """Which tokens may be drawn, per draw; applied in the order min-p, top-k, top-p, each on what is left.
+
+    Attributes:
+        top_k: int32 [N], number of tokens kept, equal logits together; 0 keeps all.
+        top_p: float32 [N], share of probability kept, the token that reaches it included; 1 keeps all.
+        min_p: float32 [N], least probability as a share of the largest; 0 keeps all.
+    """
+
+    top_k: NDArray[np.int32]
+    top_p: NDArray[np.float32]
+    min_p: NDArray[np.float32]
+
+    @classmethod
+    def same(cls, count: int, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Filters:
+        """The same filters for ``count`` draws."""
+        return cls(
+            np.full(count, top_k, np.int32), np.full(count, top_p, np.float32), np.full(count, min_p, np.float32)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SpeculativeDraws:
+    """What speculative decoding did, N times.
+
+    Attributes:
+        drafts: int64 [N, k], the tokens proposed.
+        emitted: int64 [N, k + 1], the tokens that came out: the accepted drafts, then one more (the recovered token
+            behind the first rejection, or the bonus token), then -1.
+    """
+
+    drafts: NDArray[np.int64]
+    emitted: NDArray[np.int64]
 
 
 @runtime_checkable
@@ -36,5 +91,140 @@ class SamplerTarget(Protocol):
 
         Returns:
             int64 [N] token ids in [0, V).
+        """
+        ...
+
+
+@runtime_checkable
+class CountingTarget(Protocol):
+    """Optional: counts many draws of one row where they are made, e.g. on a GPU."""
+
+    def count(
+        self, logits: NDArray[np.float32], temperature: float, seed: int, first_position: int, draws: int
+    ) -> NDArray[np.int64]:
+        """Draw with one seed at neighbouring positions, and count.
+
+        Args:
+            logits: float32 [V].
+            temperature: above 0.
+            seed: below 2**64.
+            first_position: positions are ``first_position`` up to ``first_position + draws - 1``, all below 2**31.
+            draws: number of draws.
+
+        Returns:
+            int64 [V + 1], draws of each token; the last entry counts ids outside [0, V).
+        """
+        ...
+
+
+@runtime_checkable
+class NoiseTarget(Protocol):
+    """Optional: shows the random bits behind each draw.
+
+    Its draw is the argmax of ``logits / temperature + noise(words(...))``, the lowest id on a tie.
+
+    Attributes:
+        noise_bits: random bits per token, at most 64: every word is below ``2**noise_bits``.
+    """
+
+    noise_bits: int
+
+    def words(
+        self,
+        seeds: NDArray[np.uint64],
+        positions: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        purpose: Purpose = Purpose.TARGET,
+    ) -> NDArray[np.uint64]:
+        """The bits of each draw; the three arrays are broadcast against each other, the result has that shape."""
+        ...
+
+    def noise(self, words: NDArray[np.uint64]) -> NDArray[np.float64]:
+        """The Gumbel noise that the sampler makes of each word, as it computes it; monotone in the word."""
+        ...
+
+
+@runtime_checkable
+class FilteringTarget(Protocol):
+    """Optional: draws through top-k, top-p and min-p."""
+
+    def sample_filtered(
+        self,
+        logits: NDArray[np.float32],
+        temperature: NDArray[np.float32],
+        seeds: NDArray[np.uint64],
+        positions: NDArray[np.int64],
+        filters: Filters,
+    ) -> NDArray[np.int64]:
+        """Draw as :meth:`SamplerTarget.sample` does, from what the filters keep."""
+        ...
+
+
+@runtime_checkable
+class MaskTarget(Protocol):
+    """Optional: shows which tokens its filters keep."""
+
+    def kept(
+        self, logits: NDArray[np.float32], temperature: NDArray[np.float32], filters: Filters
+    ) -> NDArray[np.bool_]:
+        """For logits float32 [N, V]: bool [N, V], whether a token can be drawn."""
+        ...
+
+
+@runtime_checkable
+class LogprobTarget(Protocol):
+    """Optional: reports log-probabilities (natural logarithm).
+
+    Attributes:
+        processed_logprobs: whether they are those of ``softmax(logits / temperature)``; else of ``softmax(logits)``.
+    """
+
+    processed_logprobs: bool
+
+    def logprobs(
+        self, logits: NDArray[np.float32], temperature: NDArray[np.float32], tokens: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """Log-probability of one token per row: logits float32 [N, V], temperature [N], tokens [N]; float32 [N]."""
+        ...
+
+
+@runtime_checkable
+class RankTarget(Protocol):
+    """Optional: reports ranks."""
+
+    def ranks(self, logits: NDArray[np.float32], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """1 + the number of logits above the token's own, per row: logits float32 [N, V], tokens [N]; int64 [N]."""
+        ...
+
+
+@runtime_checkable
+class PromptLogprobTarget(Protocol):
+    """Optional: reports log-probabilities of a prompt."""
+
+    def prompt_logprobs(self, logits: NDArray[np.float32], tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        """For logits float32 [T, V] of a prompt of T tokens: float32 [T - 1], entry t is token t + 1 under row t."""
+        ...
+
+
+@runtime_checkable
+class SpeculativeTarget(Protocol):
+    """Optional: drafts and verifies k tokens at once."""
+
+    def speculate(
+        self,
+        target_logits: NDArray[np.float32],
+        draft_logits: NDArray[np.float32],
+        temperature: NDArray[np.float32],
+        seeds: NDArray[np.uint64],
+        positions: NDArray[np.int64],
+    ) -> SpeculativeDraws:
+        """Draft from one model, accept or replace by the other.
+
+        Args:
+            target_logits: float32 [k + 1, V], of the model whose distribution must come out; the same for every draw.
+            draft_logits: float32 [k, V], of the model that proposes.
+            temperature: float32 [N], for both models.
+            seeds: uint64 [N].
+            positions: int64 [N], position of the first draft; draft j stands at ``positions + j``.
         """
         ...
