@@ -173,18 +173,21 @@ class MaskTarget(Protocol):
 
 @runtime_checkable
 class LogprobTarget(Protocol):
-    """Optional: reports log-probabilities (natural logarithm).
+    """Optional: reports log-probabilities (natural logarithm), float32.
 
     Attributes:
         processed_logprobs: whether they are those of ``softmax(logits / temperature)``; else of ``softmax(logits)``.
+        block: tokens per partial sum of the denominator; the vocabulary if there is one sum. With ``serial`` it
+            decides how large rounding errors may be.
+        serial: whether the partial sums are added one after another; else as a tree.
     """
 
     processed_logprobs: bool
+    block: int
+    serial: bool
 
-    def logprobs(
-        self, logits: NDArray[np.float32], temperature: NDArray[np.float32], tokens: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
-        """Log-probability of one token per row: logits float32 [N, V], temperature [N], tokens [N]; float32 [N]."""
+    def logprobs(self, logits: NDArray[np.float32], temperature: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Log-probabilities of all tokens: logits float32 [N, V], temperature float32 [N]; float32 [N, V]."""
         ...
 
 
