@@ -61,6 +61,65 @@ def bonferroni(p_values: ArrayLike, false_fail_rate: float, weights: ArrayLike) 
     return np.asarray(values <= shares * false_fail_rate)
 
 
+def weighted_holm(p_values: ArrayLike, false_fail_rate: float, weights: ArrayLike) -> NDArray[np.bool_]:
+    """Which tests fail when they have unequal shares of the false alarm rate, step by step (Holm 1979, section 5).
+
+    The test with the smallest ``p / weight`` is compared with its share of ``false_fail_rate`` among the tests not yet
+    failed, and so on until one is not significant. Valid under any dependence; with equal weights it is :func:`holm`.
+
+    Args:
+        p_values: [m], each in [0, 1].
+        false_fail_rate: chance that a correct sampler fails any of the m tests.
+        weights: [m], each above 0, fixed before the draws are seen; only their ratios matter.
+
+    Returns:
+        bool [m], True where the test fails.
+
+    Raises:
+        ArgumentError: as in :func:`holm`, or a weight is missing or not above 0.
+    """
+    values = _require_p_values(p_values)
+    require_rate("false_fail_rate", false_fail_rate)
+    shares = np.asarray(weights, dtype=np.float64)
+    if shares.shape != values.shape or not np.all(shares > 0) or not np.all(np.isfinite(shares)):
+        raise ArgumentError(
+            f"weights of shape {shares.shape} for {values.size} p-values",
+            "one finite weight above 0 per p-value",
+            "a test without a share could never fail",
+            "1.0 for tests that matter equally",
+        )
+    order = np.argsort(values / shares, kind="stable")
+    left = np.cumsum(shares[order][::-1])[::-1]
+    steps = np.logical_and.accumulate(values[order] <= false_fail_rate * shares[order] / left)
+    failed = np.zeros(values.size, dtype=np.bool_)
+    failed[order] = steps
+    return failed
+
+
+def benjamini_hochberg(p_values: ArrayLike, false_discovery_rate: float) -> NDArray[np.bool_]:
+    """Which tests to look at, with a bounded share of false ones among them (Benjamini and Hochberg 1995).
+
+    It ranks suspects for a diagnosis. It must not decide: a correct sampler fails it far more often than :func:`holm`.
+
+    Args:
+        p_values: [m], each in [0, 1].
+        false_discovery_rate: expected share of correct ones among those chosen.
+
+    Returns:
+        bool [m], True where the test is chosen.
+
+    Raises:
+        ArgumentError: as in :func:`holm`.
+    """
+    values = _require_p_values(p_values)
+    require_rate("false_discovery_rate", false_discovery_rate)
+    order = np.argsort(values, kind="stable")
+    below = values[order] <= false_discovery_rate * np.arange(1, values.size + 1) / values.size
+    chosen = np.zeros(values.size, dtype=np.bool_)
+    chosen[order[: int(np.flatnonzero(below)[-1]) + 1 if below.any() else 0]] = True
+    return chosen
+
+
 def _require_p_values(p_values: ArrayLike) -> NDArray[np.float64]:
     values = np.asarray(p_values, dtype=np.float64)
     if values.ndim != 1 or values.size == 0 or not np.all((values >= 0) & (values <= 1)):

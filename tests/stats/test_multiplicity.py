@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mrv2.stats.errors import ArgumentError
-from mrv2.stats.multiplicity import bonferroni, holm
+from mrv2.stats.multiplicity import benjamini_hochberg, bonferroni, holm, weighted_holm
 
 
 def test_holm_steps_down():
@@ -54,3 +54,32 @@ def test_bonferroni_weighs():
 def test_bad_arguments_are_refused(call):
     with pytest.raises(ArgumentError):
         call()
+
+
+def test_weighted_holm_with_equal_weights_is_holm():
+    values = np.random.default_rng(2).random((500, 7)) ** 3
+    assert all((holm(row, 0.05) == weighted_holm(row, 0.05, np.full(7, 3.0))).all() for row in values)
+
+
+def test_weighted_holm_contains_weighted_bonferroni():
+    random = np.random.default_rng(3)
+    for row in random.random((500, 5)) ** 4:
+        weights = random.dirichlet(np.ones(5))
+        assert (weighted_holm(row, 0.05, weights) | ~bonferroni(row, 0.05, weights)).all()
+
+
+def test_weighted_holm_passes_on_the_share_of_a_failed_test():
+    assert weighted_holm([0.001, 0.03], 0.05, [0.9, 0.1]).tolist() == [True, True]
+    assert bonferroni([0.001, 0.03], 0.05, [0.9, 0.1]).tolist() == [True, False]
+
+
+def test_benjamini_hochberg_steps_up():
+    # 0.05 * k / 4 = 0.0125, 0.025, 0.0375, 0.05: the third holds, and takes the second along.
+    assert benjamini_hochberg([0.01, 0.03, 0.9, 0.026], 0.05).tolist() == [True, True, False, True]
+    assert not benjamini_hochberg([0.2, 0.9], 0.05).any()
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, 0.0], [1.0, math.nan]])
+def test_bad_weights_are_refused(weights):
+    with pytest.raises(ArgumentError):
+        weighted_holm([0.1, 0.2], 0.05, weights)

@@ -1,0 +1,257 @@
+"""The contract between the layers of an audit and the rule that judges them.
+
+A layer asks one kind of question of a sampler (is the noise right, are filters right at their threshold, ...) and
+answers with tests. It decides nothing: :mod:`mrv2.stats.decision` repeats what looks suspicious and gives the verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mrv2.checks.findings import JSON
+
+from .design import event_discrepancy, min_discrepancy, min_num_samples
+from .errors import ArgumentError, require_rate
+from .gof import TestResult
+
+# A p-value below this is repeated with fresh seeds and four times the draws; tests are designed for it.
+ESCALATE_BELOW = 1e-3
+ESCALATED_DRAWS = 4
+
+
+@dataclass(frozen=True)
+class AuditPlan:
+    """What all layers of one run share.
+
+    Attributes:
+        vocab_size: V of the rows that the layers make, at least 2.
+        seed: root of every random choice; one seed, one run.
+        false_fail_rate: chance that a correct sampler fails the whole audit.
+        false_pass_rate: chance that an error of declared size passes, per test.
+        scale: multiplier of all numbers of draws; ``ESCALATED_DRAWS`` when a result is repeated.
+        parts: parts to run, by their names; None for all.
+    """
+
+    vocab_size: int
+    seed: int
+    false_fail_rate: float = 1e-4
+    false_pass_rate: float = 0.1
+    scale: int = 1
+    parts: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        require_rate("false_fail_rate", self.false_fail_rate)
+        require_rate("false_pass_rate", self.false_pass_rate)
+        if self.vocab_size < 2 or self.scale < 1:
+            raise ArgumentError(
+                f"vocab_size={self.vocab_size}, scale={self.scale}",
+                "a vocabulary of at least 2 tokens and a scale of at least 1",
+                "one token is always drawn, and no draws test nothing",
+                "the sampler's own vocabulary, and scale=1",
+            )
+
+    def wants(self, part: str) -> bool:
+        """Whether this part is to be run."""
+        return self.parts is None or part in self.parts
+
+    def generator(self, part: str) -> np.random.Generator:
+        """Random numbers of one part; they do not depend on which other parts run."""
+        return np.random.default_rng([self.seed, self.scale, *part.encode()])
+
+    def keys(self, part: str, count: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Keys that have not been used by another part, another seed or another scale.
+
+        Seeds are random over all 64 bits, positions over 31 bits: two equal ones among 2**22 have a chance of 1e-16.
+
+        Returns:
+            seeds uint64 [count] and positions int64 [count].
+        """
+        random = self.generator(part)
+        return random.integers(0, 2**64, count, dtype=np.uint64), random.integers(0, 2**31, count)
+
+    def repeated(self, parts: frozenset[str]) -> AuditPlan:
+        """The plan that repeats some parts with fresh keys and more draws."""
+        return replace(self, scale=self.scale * ESCALATED_DRAWS, parts=parts)
+
+
+@dataclass(frozen=True)
+class LayerTest:
+    """One test with its power.
+
+    Attributes:
+        part: what of the layer it belongs to, e.g. a row of logits. A suspicious test is repeated with its part.
+        result: the test's answer; its name is unique within the layer.
+        exact: it has no error rate. Its p-value is 0 after a violation and 1 otherwise, and it is never repeated.
+        unit: what ``must_see`` and ``could_see`` measure, e.g. ``"relative error of the tail mass"``.
+        must_see: the declared error.
+        could_see: smallest error that would have shown with the plan's power; infinite if none would.
+        needed: observations needed to see ``must_see``; None if no number of them can show it.
+        evidence: numbers for a report.
+    """
+
+    part: str
+    result: TestResult
+    exact: bool
+    unit: str
+    must_see: float
+    could_see: float
+    needed: int | None
+    evidence: Mapping[str, JSON] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What was tested."""
+        return self.result.name
+
+    @property
+    def short(self) -> bool:
+        """Whether it could have missed what it must see, so that it may not count as passed."""
+        return self.needed is None or self.result.draws < self.needed
+
+    def missed(self) -> str:
+        """What it could have missed, in words."""
+        if not math.isfinite(self.could_see):
+            return f"{self.name}: anything, it can show nothing with these draws"
+        return f"{self.name}: a {self.unit} below {self.could_see:.2g}"
+
+
+@dataclass(frozen=True)
+class RowDraws:
+    """All draws of one row, for diagnosis.
+
+    Attributes:
+        log_probabilities: float64 [V] of the distribution they should follow.
+        counts: int64 [V], how often each token was drawn.
+    """
+
+    log_probabilities: NDArray[np.float64]
+    counts: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LayerResult:
+    """What a layer found.
+
+    Attributes:
+        layer: its name.
+        tests: all tests that ran.
+        coverage: what was tested, one phrase each.
+        could_have_missed: what these draws could not show, one phrase each.
+        not_run: why the layer asked nothing; empty if it ran.
+        draws: by part, where the part is a row of logits.
+    """
+
+    layer: str
+    tests: tuple[LayerTest, ...]
+    coverage: tuple[str, ...] = ()
+    could_have_missed: tuple[str, ...] = ()
+    not_run: str = ""
+    draws: Mapping[str, RowDraws] = field(default_factory=dict)
+
+
+class Progress(Protocol):
+    """Hears how far a run is."""
+
+    def drawn(self, count: int) -> None:
+        """So many more draws are done."""
+        ...
+
+    def tested(self, test: LayerTest) -> None:
+        """A test has its answer."""
+        ...
+
+
+class Silent:
+    """Hears and says nothing."""
+
+    def drawn(self, count: int) -> None:
+        """Does nothing."""
+
+    def tested(self, test: LayerTest) -> None:
+        """Does nothing."""
+
+
+class Layer(Protocol):
+    """One kind of question.
+
+    Attributes:
+        name: unique among the layers.
+    """
+
+    @property
+    def name(self) -> str:
+        """Unique among the layers."""
+        ...
+
+    def run(self, target: object, plan: AuditPlan, progress: Progress) -> LayerResult:
+        """Ask a target.
+
+        Args:
+            target: implements the protocols of :mod:`mrv2.stats.targets` that it can; a layer that needs one the target
+                lacks says so in ``not_run``.
+            plan: seeds, rates and the parts to run.
+            progress: told of draws and tests.
+        """
+        ...
+
+
+def exact_test(
+    part: str, name: str, checked: int, violations: int, unit: str, evidence: Mapping[str, JSON] | None = None
+) -> LayerTest:
+    """A test without an error rate: one violation is proof.
+
+    Args:
+        part: see :class:`LayerTest`.
+        name: what must hold.
+        checked: cases looked at; with none the test has shown nothing.
+        violations: how many broke the rule.
+        unit: what one case is.
+        evidence: numbers for a report.
+    """
+    result = TestResult(name, float(violations), float(violations == 0), checked, int(checked > 0))
+    could_see = 1.0 if checked else math.inf
+    return LayerTest(part, result, True, unit, 1.0, could_see, 1, dict(evidence or {}))
+
+
+def designed_test(part: str, result: TestResult, must_see: float, full_df: int, plan: AuditPlan) -> LayerTest:
+    """A G or chi-square test with its power for a discrepancy (:mod:`mrv2.stats.design`).
+
+    Args:
+        part: see :class:`LayerTest`.
+        result: of the test.
+        must_see: discrepancy that must show.
+        full_df: degrees of freedom with as many draws as anyone could want; few draws allow fewer groups, which need
+            fewer draws but see less.
+        plan: its rates.
+    """
+    unit = "discrepancy"
+    if result.degrees_of_freedom == 0:
+        return LayerTest(part, result, False, unit, must_see, math.inf, None)
+    needed = min_num_samples(must_see, ESCALATE_BELOW, plan.false_pass_rate, full_df)
+    could_see = min_discrepancy(result.draws, ESCALATE_BELOW, plan.false_pass_rate, result.degrees_of_freedom)
+    return LayerTest(part, result, False, unit, must_see, could_see, needed)
+
+
+def designed_event(
+    part: str, result: TestResult, probability: float, must_see: float, unit: str, plan: AuditPlan
+) -> LayerTest:
+    """A binomial test with its power for a relative error of the event's probability.
+
+    Args:
+        part: see :class:`LayerTest`.
+        result: of :func:`mrv2.stats.gof.binomial_test`.
+        probability: of the event for a correct sampler.
+        must_see: relative error that must show.
+        unit: e.g. ``"relative error of the tail mass"``.
+        plan: its rates.
+    """
+    one = event_discrepancy(probability, 1.0)
+    needed = min_num_samples(one * must_see, ESCALATE_BELOW, plan.false_pass_rate)
+    could_see = min_discrepancy(result.draws, ESCALATE_BELOW, plan.false_pass_rate) / one if result.draws else math.inf
+    return LayerTest(part, result, False, unit, must_see, could_see, needed)
