@@ -67,6 +67,9 @@ class SpeculativeDraws:
 class SamplerTarget(Protocol):
     """Draws one token per row of logits.
 
+    A token must be a function of its own row, temperature, seed and position. A sampler with a generator of its own,
+    for which that cannot hold, says so by an attribute ``keyed = False`` (:func:`is_keyed`).
+
     Attributes:
         name: shown in reports.
     """
@@ -93,6 +96,11 @@ class SamplerTarget(Protocol):
             int64 [N] token ids in [0, V).
         """
         ...
+
+
+def is_keyed(target: object) -> bool:
+    """Whether each token of a sampler is a function of its own row, seed and position."""
+    return bool(getattr(target, "keyed", True))
 
 
 @runtime_checkable

@@ -7,7 +7,8 @@ from contextlib import ExitStack, contextmanager
 
 from mrv2.checks.findings import JSON
 from mrv2.fuzz.targets.protocols import Knob
-from mrv2.fuzz.targets.reference import ReferenceRunner, ReferenceSampler, ReferenceTarget
+from mrv2.fuzz.targets.reference import ReferenceRunner, ReferenceTarget
+from mrv2.fuzz.targets.reference_sampler import ReferenceSampler
 
 from .source import Mutation, mutated_package
 

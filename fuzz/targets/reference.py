@@ -10,13 +10,11 @@ from pathlib import PurePath
 from types import CodeType, ModuleType
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mrv2.checks.findings import JSON, Finding, Site, Soundness, Verdict
 from mrv2.refrunner.api import Handle, Step
 
 from .protocols import Feature, InputSnapshot, Knob
+from .reference_sampler import ReferenceSampler
 
 # Which function computes each field of a snapshot, as "module:function" inside the runner's package.
 PRODUCERS = {
@@ -63,7 +61,7 @@ class ReferenceTarget:
 
     def sampler(self) -> ReferenceSampler:
         """The Gumbel sampler without a model."""
-        return ReferenceSampler(self._module("sampling.gumbel"))
+        return ReferenceSampler(self._package)
 
     def _module(self, name: str) -> ModuleType:
         return importlib.import_module(f"{self._package}.{name}")
@@ -184,34 +182,3 @@ class ReferenceRunner:
     def producer(self, field: str) -> Site | None:
         """The kernel that computes a field."""
         return self._site(field)
-
-
-class ReferenceSampler:
-    """The reference sampler as a :class:`mrv2.stats.targets.SamplerTarget`, on the CPU."""
-
-    name = "refrunner.sampling.gumbel"
-
-    def __init__(self, module: ModuleType) -> None:
-        self._module = module
-
-    def sample(
-        self,
-        logits: NDArray[np.float32],
-        temperature: NDArray[np.float32],
-        seeds: NDArray[np.uint64],
-        positions: NDArray[np.int64],
-    ) -> NDArray[np.int64]:
-        """See the protocol."""
-        import torch
-
-        count = len(seeds)
-        table = np.array(np.broadcast_to(logits, (count, logits.shape[-1])), dtype=np.float32)
-        sampled = self._module.sample(
-            torch.from_numpy(table),
-            torch.arange(count, dtype=torch.int32),
-            torch.from_numpy(positions.astype(np.int32)),
-            torch.from_numpy(np.ascontiguousarray(temperature, dtype=np.float32)),
-            torch.from_numpy(np.ascontiguousarray(seeds).view(np.int64)),
-        )
-        tokens: NDArray[np.int64] = sampled.token_ids.numpy().astype(np.int64)
-        return tokens

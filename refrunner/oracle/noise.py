@@ -36,12 +36,14 @@ class Purpose(enum.IntEnum):
     RECOVER = 3
 
 
-def philox4x32(counter: NDArray[np.uint64], key: tuple[int, int]) -> NDArray[np.uint64]:
+def philox4x32(
+    counter: NDArray[np.uint64], key: tuple[int | NDArray[np.uint64], int | NDArray[np.uint64]]
+) -> NDArray[np.uint64]:
     """Philox4x32-10, the four-word counter cipher of Salmon et al. 2011.
 
     Args:
         counter: uint64 [4, ...], each value below 2^32.
-        key: two values below 2^32.
+        key: two values below 2^32, or two arrays of them, broadcast against each value of the counter.
 
     Returns:
         uint64 [4, ...], each value below 2^32.

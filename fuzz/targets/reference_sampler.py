@@ -1,0 +1,277 @@
+"""The reference sampler on its own, as everything that :mod:`mrv2.stats.targets` knows of a sampler."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mrv2.stats.targets import Filters, Purpose
+
+from .reference_noise import reference_words
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_COUNTED_AT_ONCE = {"cpu": 2**24, "cuda": 2**30}  # logits per launch of `count`
+
+
+class ReferenceSampler:
+    """The sampler of one package, the real one or a mutated copy, with the noise contract's bits as its own.
+
+    Args:
+        package: where the sampler is.
+        device: ``"cpu"`` or ``"cuda"``. On a GPU, draws and counts stay there, on its current stream.
+        compiled: compile the kernels for the CPU; else launches on the CPU go where the caller's scope sends them, or
+            to Triton's interpreter if there is none.
+    """
+
+    keyed = True
+    noise_bits = 64
+    processed_logprobs = False
+    serial = False
+
+    def __init__(self, package: str = "mrv2.refrunner", device: str = "cpu", compiled: bool = False) -> None:
+        self.name = "refrunner.sampling" + (" on cuda" if device == "cuda" else "")
+        self._package = package
+        self._device = device
+        self._compiled = compiled
+        self._module = self._import("sampling.gumbel")
+
+    @property
+    def block(self) -> int:
+        """Tokens per partial sum of the denominator, for the largest vocabularies."""
+        blocks = self._import("sampling.blocks")
+        return int(blocks.CPU_BLOCK if self._device == "cpu" else blocks.GPU_BLOCK)
+
+    def sample(
+        self,
+        logits: NDArray[np.float32],
+        temperature: NDArray[np.float32],
+        seeds: NDArray[np.uint64],
+        positions: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """See :class:`mrv2.stats.targets.SamplerTarget`."""
+        return self._tokens(lambda: self._drawn(self._table(logits, len(seeds)), temperature, seeds, positions, None))
+
+    def count(
+        self, logits: NDArray[np.float32], temperature: float, seed: int, first_position: int, draws: int
+    ) -> NDArray[np.int64]:
+        """See :class:`mrv2.stats.targets.CountingTarget`; only the counts leave the device."""
+        import torch
+
+        row = self._tensor(np.ascontiguousarray(logits, dtype=np.float32))
+        warmth = torch.full((1,), temperature, dtype=torch.float32, device=self._device)
+        seeds = self._tensor(np.array([seed], dtype=np.uint64).view(np.int64))
+        counts = torch.zeros(row.numel() + 1, dtype=torch.int64, device=self._device)
+        step = max(1, _COUNTED_AT_ONCE[self._device] // row.numel())
+        with self._scope():
+            for start in range(first_position, first_position + draws, step):
+                size = min(step, first_position + draws - start)
+                positions = torch.arange(start, start + size, dtype=torch.int32, device=self._device)
+                rows = torch.zeros(size, dtype=torch.int32, device=self._device)
+                tokens = self._module.sample(row.expand(size, -1), rows, positions, warmth, seeds).token_ids.long()
+                tokens = torch.where((tokens >= 0) & (tokens < row.numel()), tokens, row.numel())
+                counts.scatter_add_(0, tokens, torch.ones_like(tokens))
+        found: NDArray[np.int64] = counts.cpu().numpy()
+        return found
+
+    def words(
+        self,
+        seeds: NDArray[np.uint64],
+        positions: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        purpose: Purpose = Purpose.TARGET,
+    ) -> NDArray[np.uint64]:
+        """See :class:`mrv2.stats.targets.NoiseTarget`; computed by the specification, not by the kernel."""
+        return reference_words(seeds, positions, tokens, purpose)
+
+    def noise(self, words: NDArray[np.uint64]) -> NDArray[np.float64]:
+        """The kernel's own noise, float32 values in float64."""
+        from .reference_noise import kernel_noise
+
+        function = self._import("kernels.gumbel").gumbel_noise
+        with self._scope():
+            bits = self._tensor(np.ascontiguousarray(words).view(np.int64))
+            found: NDArray[np.float64] = kernel_noise(function, bits).cpu().numpy().astype(np.float64)
+        return found
+
+    def sample_filtered(
+        self,
+        logits: NDArray[np.float32],
+        temperature: NDArray[np.float32],
+        seeds: NDArray[np.uint64],
+        positions: NDArray[np.int64],
+        filters: Filters,
+    ) -> NDArray[np.int64]:
+        """See :class:`mrv2.stats.targets.FilteringTarget`."""
+
+        def draw() -> Tensor:
+            table = self._table(logits, len(seeds))
+            return self._drawn(table, temperature, seeds, positions, self._filtered(table, temperature, filters))
+
+        return self._tokens(draw)
+
+    def kept(
+        self, logits: NDArray[np.float32], temperature: NDArray[np.float32], filters: Filters
+    ) -> NDArray[np.bool_]:
+        """See :class:`mrv2.stats.targets.MaskTarget`."""
+        table = self._table(logits, len(logits))
+        with self._scope():
+            processed = self._filtered(table, temperature, filters)
+            values, thresholds = processed.logits.cpu().numpy(), processed.thresholds.cpu().numpy()
+        values = np.where((processed.stages.cpu().numpy() != 0)[:, np.newaxis], values, _divided(logits, temperature))
+        filtering = processed.stages.cpu().numpy() & int(self._stages().FILTERS.value) != 0
+        above = _ordered(values) >= np.where(filtering, thresholds, -(2**31))[:, np.newaxis]
+        kept: NDArray[np.bool_] = above & ~np.isneginf(values) & ~np.isnan(values)
+        return kept
+
+    def logprobs(self, logits: NDArray[np.float32], temperature: NDArray[np.float32]) -> NDArray[np.float32]:
+        """See :class:`mrv2.stats.targets.LogprobTarget`."""
+        tokens = np.zeros(len(logits), dtype=np.int64)
+        with self._scope():
+            report = self._reported(logits, tokens)
+            found: NDArray[np.float32] = report.full.cpu().numpy()
+        return found
+
+    def ranks(self, logits: NDArray[np.float32], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See :class:`mrv2.stats.targets.RankTarget`."""
+        return self._tokens(lambda: self._reported(logits, tokens).ranks)
+
+    def prompt_logprobs(self, logits: NDArray[np.float32], tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See :class:`mrv2.stats.targets.PromptLogprobTarget`."""
+        with self._scope():
+            values = self._reported(logits[:-1], tokens[1:]).values[:, 0]
+            found: NDArray[np.float32] = values.cpu().numpy()
+        return found
+
+    # The parts of a draw
+
+    def _drawn(
+        self,
+        table: Tensor,
+        temperature: NDArray[np.float32],
+        seeds: NDArray[np.uint64],
+        positions: NDArray[np.int64],
+        processed: Any,
+    ) -> Tensor:
+        import torch
+
+        sampled = self._module.sample(
+            table,
+            torch.arange(len(seeds), dtype=torch.int32, device=self._device),
+            self._tensor(positions.astype(np.int32)),
+            self._tensor(np.ascontiguousarray(temperature, dtype=np.float32)),
+            self._tensor(np.ascontiguousarray(seeds).view(np.int64)),
+            processed,
+        )
+        tokens: Tensor = sampled.token_ids
+        return tokens
+
+    def _filtered(self, table: Tensor, temperature: NDArray[np.float32], filters: Filters) -> Any:
+        """Logits divided by the temperature, and thresholds, by the kernels that a step of the runner launches."""
+        import torch
+
+        stages, blocks = self._stages(), self._import("sampling.blocks")
+        count, vocab_size = table.shape
+        numbers = self._tensor(_numbers(stages, filters, count))
+        reals = self._tensor(_reals(stages, temperature, filters, count))
+        rows = torch.arange(count, dtype=torch.int32, device=self._device)
+        nothing = torch.zeros(1, dtype=torch.int32, device=self._device)
+        processed = torch.empty(count, vocab_size, dtype=torch.float32, device=self._device)
+        thresholds = torch.empty(count, dtype=torch.int32, device=self._device)
+        block = blocks.block_of(table.device, vocab_size)
+        # No stage but the filters is asked for, so the tables of the others are never read.
+        stages.process_logits[(count, -(-vocab_size // block))](
+            table, table.stride(0), rows, nothing.expand(count), numbers, reals, nothing, nothing, reals, nothing,
+            nothing, nothing, nothing, nothing, 0, processed, vocab_size, 0, BIASES=4, STOPS=4, WORDS=4, WORD_TOKENS=4,
+            BLOCK=block, **blocks.LAUNCH,
+        )  # fmt: skip
+        self._import("kernels.filters").find_thresholds[(count,)](
+            processed, rows, numbers, reals, thresholds, vocab_size,
+            BLOCK=blocks.row_block_of(table.device, vocab_size), **blocks.LAUNCH,
+        )  # fmt: skip
+        return self._module.Processed(numbers[:, int(stages.STAGES.value)], processed, thresholds)
+
+    def _reported(self, logits: NDArray[np.float32], tokens: NDArray[np.int64]) -> Any:
+        """A report of the whole vocabulary for each row."""
+        import torch
+
+        module = self._import("sampling.logprobs")
+        table, count = self._table(logits, len(logits)), len(logits)
+        lowest = torch.full((count,), -(2**31), dtype=torch.int32, device=self._device)
+        zeros = torch.zeros(count, dtype=torch.int32, device=self._device)
+        fixed = torch.zeros(count, module.MAX_LOGPROB_IDS, dtype=torch.int32, device=self._device)
+        reported = module.Reported(table, lowest, module.row_statistics(table), True)
+        asker = module.Asker(torch.arange(count, dtype=torch.int32, device=self._device), zeros + 1, zeros, fixed)
+        return module.report_logprobs(reported, self._tensor(tokens.astype(np.int32)), asker, 1, range(count))
+
+    # Between numpy and the device
+
+    def _tokens(self, enqueue: Callable[[], Tensor]) -> NDArray[np.int64]:
+        """Run on the device and bring integers back."""
+        with self._scope():
+            found: NDArray[np.int64] = enqueue().cpu().numpy().astype(np.int64)
+        return found
+
+    def _scope(self) -> AbstractContextManager[object]:
+        if not self._compiled or self._device != "cpu":
+            return nullcontext()
+        from mrv2.checks import triton_cpu
+
+        return triton_cpu.enabled()
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        import torch
+
+        return torch.from_numpy(np.array(array)).to(self._device)
+
+    def _table(self, logits: NDArray[np.float32], count: int) -> Tensor:
+        """[count, V] on the device; one row for all is not copied."""
+        if logits.ndim == 1:
+            return self._tensor(logits).expand(count, -1)
+        return self._tensor(np.ascontiguousarray(logits, dtype=np.float32))
+
+    def _stages(self) -> ModuleType:
+        return self._import("kernels.logits_processing")
+
+    def _import(self, name: str) -> ModuleType:
+        return importlib.import_module(f"{self._package}.{name}")
+
+
+def _numbers(kernels: ModuleType, filters: Filters, count: int) -> NDArray[np.int32]:
+    numbers = np.zeros((count, kernels.NUMBERS.value), dtype=np.int32)
+    numbers[:, kernels.STAGES.value] = (
+        kernels.MIN_P.value * (filters.min_p > 0)
+        + kernels.TOP_K.value * (filters.top_k > 0)
+        + kernels.TOP_P.value * (filters.top_p < 1)
+    )
+    numbers[:, kernels.COLUMN_TOP_K.value] = filters.top_k
+    return numbers
+
+
+def _reals(kernels: ModuleType, temperature: NDArray[np.float32], filters: Filters, count: int) -> NDArray[np.float32]:
+    reals = np.zeros((count, kernels.REALS.value), dtype=np.float32)
+    reals[:, kernels.TEMPERATURE.value] = temperature
+    reals[:, kernels.COLUMN_TOP_P.value] = filters.top_p
+    # As the runner stores it: the logarithm is taken on the host, in float64.
+    reals[:, kernels.LOG_MIN_P.value] = [math.log(p) if p else -math.inf for p in filters.min_p.tolist()]
+    return reals
+
+
+def _divided(logits: NDArray[np.float32], temperature: NDArray[np.float32]) -> NDArray[np.float32]:
+    divisor: NDArray[np.float32] = np.where(temperature > 0, temperature, np.float32(1))[:, np.newaxis]
+    return (logits / divisor).astype(np.float32)
+
+
+def _ordered(values: NDArray[np.float32]) -> NDArray[np.int32]:
+    """Integers in the order of the numbers, as ``kernels.filters.ordered`` makes them."""
+    bits = (np.where(np.isnan(values), -np.inf, values).astype(np.float32) + np.float32(0)).view(np.int32)
+    ordered: NDArray[np.int32] = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return ordered
