@@ -10,7 +10,6 @@ import ast
 import builtins
 import itertools
 import linecache
-from collections import deque
 from collections.abc import Sequence
 from types import FrameType, ModuleType
 from typing import Any
@@ -24,14 +23,13 @@ from ..sync.called import name_of
 _MACHINERY = tuple(f"{folder}/" for file in TOOLKIT for folder in (f"{file}cuda", f"{file}virtual"))
 
 
-def caller_in(frames: Sequence[FrameType]) -> FrameType | None:
-    """The frame that called torch.
+def outside(frames: Sequence[FrameType]) -> list[FrameType]:
+    """Those frames that come before our own, the last of which called torch.
 
     Args:
         frames: the innermost one of the program, and those between it and the caller of this function.
     """
-    outside = itertools.takewhile(lambda frame: not frame.f_code.co_filename.startswith(_MACHINERY), frames)
-    return next(iter(deque(outside, maxlen=1)), None)
+    return [*itertools.takewhile(lambda frame: not frame.f_code.co_filename.startswith(_MACHINERY), frames)]
 
 
 def operator_of(frame: FrameType) -> Any:

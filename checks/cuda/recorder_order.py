@@ -7,19 +7,17 @@ copies), and in all threads. Polls are not among them: those are patched, see :m
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.cuda import _gpu_trace as trace
 
 from ..events import OperationKind, Stack, SyncKind
 from ..virtual.graphs import Capture, Node
 from ..virtual.queues import Queue
 from ..virtual.stacks import program_stack
+from .callbacks import call_back
 
 if TYPE_CHECKING:
     from .recorder_runtime import CudaRuntime
@@ -168,12 +166,7 @@ class Order:
 
 
 def install(runtime: CudaRuntime) -> Callable[[], None]:
-    """Let torch tell a recorder of events, streams and synchronisation; returns the undo.
-
-    The undo takes our callbacks off torch's lists again, and lets torch stop calling back if it did not do so before.
-    For that torch has no call, but a variable. Where a build does not show it, each record, wait and synchronisation
-    goes through Python once more from then on, to a list that is empty.
-    """
+    """Let torch tell a recorder of events, streams and synchronisation; returns the undo."""
     order = runtime.order
     told: tuple[tuple[Any, Callable[..., None]], ...] = (
         (trace.EventRecordCallbacks, order.recorded),
@@ -183,31 +176,7 @@ def install(runtime: CudaRuntime) -> Callable[[], None]:
         (trace.StreamSynchronizationCallbacks, order.stream_synchronized),
         (trace.DeviceSynchronizationCallbacks, order.device_synchronized),
     )
-    callbacks = [(registry, _kept(order, callback)) for registry, callback in told]
-    for registry, callback in callbacks:
-        registry.add_callback(callback)
-    state = _trace_state()
-    before = state is not None and state.value
-    torch._C._activate_gpu_trace()
-    if state is not None:
-        state.value = True  # torch sets it only the first time
-
-    def undo() -> None:
-        if state is not None:
-            state.value = before
-        for registry, callback in callbacks:
-            registry.callback_list.remove(callback)
-
-    return undo
-
-
-def _trace_state() -> ctypes.c_bool | None:
-    """Torch's own flag that it calls back; None if this build hides it."""
-    try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-        return ctypes.c_bool.in_dll(library, "_ZN3c104impl8GPUTrace9haveStateE")
-    except (OSError, ValueError):
-        return None
+    return call_back([(registry, _kept(order, callback)) for registry, callback in told])
 
 
 def _kept(order: Order, callback: Callable[..., None]) -> Callable[..., None]:

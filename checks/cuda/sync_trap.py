@@ -27,7 +27,7 @@ from ..sync.settings import Settings
 from ..sync.waits import Cause, Certainty, WaitKind
 from ..sync.watch import Watch
 from ..virtual.stacks import library_frames, whole_stack
-from .call_sites import called_at, caller_in, operator_of
+from .call_sites import called_at, operator_of, outside
 from .copies import LONG_NS
 from .device import CudaDevice, Device
 from .kinds import cause_of
@@ -90,8 +90,9 @@ class CudaTrap:
             doing.warned += 1
         elif current_entry() is not None:
             frames = library_frames()
-            operator = next((found for frame in frames if (found := operator_of(frame)) is not None), None)
-            called = outermost(frames[1:]) or name_of(operator) or called_at(caller_in(frames))
+            asking = outside(frames)  # a recorder calls operators of its own accord
+            operator = next((found for frame in asking if (found := operator_of(frame)) is not None), None)
+            called = outermost(frames[1:]) or name_of(operator) or called_at(asking[-1] if asking else None)
             self._tell(cause_of(called, operator), called)
 
     def _tell(self, cause: Cause, called: str | None) -> None:

@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 _MODES = ("off", "record", "error")
 _DEVICES = ("cuda", "virtual", "cpu")
 _MARKER = (
-    "mrv2(schedules=..., sync=..., race=..., device=..., allow=[...]): check this test on the virtual device; the "
-    "arguments come before the options of the same names, and allow holds tables as [[tool.mrv2.allow]] does."
+    "mrv2(schedules=..., sync=..., race=..., device=..., allow=[...]): check this test, by default on the virtual "
+    "device. The arguments come before the options of the same names, and allow holds tables as [[tool.mrv2.allow]] "
+    "does."
 )
 _HELP = {
     "sync": "What a wait of the host in a hot path does: nothing (off, the default), be listed (record), or fail the "
     "test (error, also meant without a value).",
-    "race": "The same for races, and for whatever else the virtual device finds.",
+    "race": "The same for races, and for whatever else the device's recorder finds.",
     "device": "Where code runs that says device='cuda': virtual (the default of checked tests), cuda, a real one, or "
-    "cpu, nowhere. Only the virtual device is checked.",
+    "cpu, nowhere, unchecked.",
     "schedules": "Orders in which the virtual device runs its work, e.g. late,random:5; each checked test runs once in "
     "each. The default is late.",
     "baseline": "JSON file of findings that are known and accepted.",

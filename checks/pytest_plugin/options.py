@@ -51,8 +51,8 @@ class Plan:
 
     @property
     def checked(self) -> bool:
-        """Whether anything watches: all is seen on the virtual device, and of a GPU when the host waits for it."""
-        return self.device == "virtual" or (self.device == "cuda" and self.sync is not Mode.OFF)
+        """Whether anything watches: on a GPU only what somebody asks for, on the virtual device all."""
+        return self.device == "virtual" or (self.device == "cuda" and {self.sync, self.race} != {Mode.OFF})
 
 
 class Options:
@@ -124,7 +124,7 @@ class Options:
         device = marked.get("device") or self.device or "virtual"
         return Plan(
             marked.get("sync") or self.sync or default,
-            marked.get("race") or self.race or (default if device == "virtual" else Mode.OFF),
+            marked.get("race") or self.race or default,
             device,
             marked.get("schedules") or self.schedules or "late",
             marked.get("allow", ()),
@@ -150,14 +150,14 @@ class Options:
 
 
 def _refuse_unchecked(subject: str, device: str | None, modes: Mapping[str, Any]) -> None:
-    for name, devices in (("sync", (None, "virtual", "cuda")), ("race", (None, "virtual"))):
+    for name in ("sync", "race"):
         mode = modes.get(name)
-        if device not in devices and mode not in (None, Mode.OFF):
+        if device == "cpu" and mode not in (None, Mode.OFF):
             raise CheckError(
-                f"{subject}: {name} is {mode.value}, and the device is {device}",
-                "races are looked for on the virtual device only, waits there and on CUDA",
+                f"{subject}: {name} is {mode.value}, and the device is cpu",
+                "waits and races are looked for on the virtual device and on CUDA",
                 "what was not watched must not look as if it had passed",
-                f"device virtual, or {name} off",
+                f"device virtual or cuda, or {name} off",
             )
 
 

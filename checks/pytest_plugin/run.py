@@ -15,7 +15,7 @@ from ..report.plain import plain
 from .options import Mode, Plan
 
 if TYPE_CHECKING:
-    from ..cuda.sync_trap import CudaTrap
+    from ..cuda.audit import CudaAudit
     from ..sync.settings import Settings
     from ..sync.virtual import Trap
     from ..virtual import VirtualDevice
@@ -98,7 +98,7 @@ def _seen(finding: Finding) -> tuple[object, ...]:
 
 
 class TestRun:
-    """A virtual device and its watches, open from the setup of a test to the end of its teardown.
+    """A virtual device, or what watches a real one, open from the setup of a test to the end of its teardown.
 
     Args:
         name: of the test.
@@ -119,7 +119,7 @@ class TestRun:
         self._reasons = baseline.reasons
         self._told: set[tuple[object, ...]] = set()
         self._scope = ExitStack()
-        self._trap: Trap | CudaTrap = self._scope.enter_context(_trap(plan, settings, schedule))
+        self._trap: Trap | CudaAudit = self._scope.enter_context(_trap(plan, settings, schedule))
 
     @property
     def device(self) -> VirtualDevice | None:
@@ -140,41 +140,41 @@ class TestRun:
         self._scope.close()
 
     def coverage(self) -> dict[str, Any]:
-        """Which hot paths and bounded regions were entered how often, and which allowances used, as JSON."""
-        if self.plan.sync is Mode.OFF:
-            return {}
+        """What was judged, as JSON.
+
+        Returns:
+            Which hot paths and bounded regions were entered how often, which allowances were used, and which kernels
+            went where nobody could follow them.
+        """
+        unseen = dict(getattr(self._trap, "unseen", {}))
         watch = self._trap.watch
+        if watch is None or self.plan.sync is Mode.OFF:
+            return {"unseen": unseen}
         unused = iter(watch.unused())
         allowances = [
             [f"{allowance.code} at {allowance.site}", uses, None if uses else finding_to_json(next(unused))]
             for allowance, uses in watch.uses.items()
         ]
-        entries = {**watch.entries, **_bounded(self._trap)}
-        return {"entries": entries, "allowances": plain(allowances)}
+        entries = {**watch.entries, **self._trap.memory.entries}
+        return {"entries": entries, "allowances": plain(allowances), "unseen": unseen}
 
 
-def _trap(plan: Plan, settings: Settings, schedule: str) -> AbstractContextManager[Trap | CudaTrap]:
+def _trap(plan: Plan, settings: Settings, schedule: str) -> AbstractContextManager[Trap | CudaAudit]:
     if plan.device == "cuda":
-        from ..cuda.sync_trap import cuda_sync_trap
+        from ..cuda.audit import cuda_audit
 
-        return cuda_sync_trap(settings)
+        return cuda_audit(settings, waits=plan.sync is not Mode.OFF, races=plan.race is not Mode.OFF)
     from ..sync.virtual import sync_trap
 
     return sync_trap(settings, schedule)
 
 
-def _found(trap: Trap | CudaTrap, plan: Plan) -> list[tuple[Finding, Mode]]:
+def _found(trap: Trap | CudaAudit, plan: Plan) -> list[tuple[Finding, Mode]]:
     """All findings so far, with what they do to the test."""
     if plan.device == "cuda":
-        return [(finding, plan.sync) for finding in cast("CudaTrap", trap).findings]
-    virtual = cast("Trap", trap)
-    return [
-        *((finding, plan.sync) for finding in (*virtual.watch.findings, *virtual.memory.findings)),
-        *((finding, plan.race) for finding in virtual.device.findings),
-    ]
-
-
-def _bounded(trap: Trap | CudaTrap) -> dict[str, int]:
-    """How often regions with a bound on their memory were judged; on CUDA none is."""
-    memory = getattr(trap, "memory", None)
-    return {} if memory is None else dict(memory.entries)
+        audit = cast("CudaAudit", trap)
+        waits, races = audit.waits, audit.races
+    else:
+        virtual = cast("Trap", trap)
+        waits, races = [*virtual.watch.findings, *virtual.memory.findings], virtual.device.findings
+    return [*((finding, plan.sync) for finding in waits), *((finding, plan.race) for finding in races)]

@@ -10,6 +10,7 @@ import pytest
 
 from ..errors import CheckError
 from ..libraries import portable_path
+from ..report.identity import identity, spot
 from ..report.text import finding_lines, headline, printable
 from .options import Mode, Options, Plan, problem_lines
 from .run import Judged, TestName, TestRun
@@ -68,6 +69,7 @@ class Checks:
                 _schedules(self._options.schedules)  # wrong for every test: told once, before any is collected
         self.summary = Summary(self._options, self._baseline)
         self._open: TestRun | None = None
+        self._shown: dict[object, str] = {}
 
     def parametrize(self, metafunc: pytest.Metafunc) -> None:
         """Let a test run once in each of its schedules.
@@ -151,7 +153,7 @@ class Checks:
             result = yield
         finally:
             _note(item, run.take())
-        _fail(item)
+        self._fail(item)
         return result
 
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -168,7 +170,7 @@ class Checks:
                 _note(item, run.take())
             finally:
                 self._close()
-        _fail(item)
+        self._fail(item)
         return result
 
     @pytest.hookimpl(wrapper=True)
@@ -179,15 +181,17 @@ class Checks:
         report = yield
         run, plan = item.stash.get(_RUN, None), item.stash.get(_PLAN, None)
         if run is None and plan is not None and plan.asked and call.when == "teardown":
-            report.mrv2 = {"found": [], "unchecked": plan.device}  # type: ignore[attr-defined]
+            report.mrv2 = {"unchecked": plan.device}  # type: ignore[attr-defined]
         if run is None or call.when == "setup":
             return report
         found = item.stash.get(_FOUND, [])
         coverage = run.coverage() if call.when == "teardown" else {}
         # Under a name of its own, in values that workers can send.
-        report.mrv2 = {"found": [one.as_json() for one in found], **coverage}  # type: ignore[attr-defined]
+        report.mrv2 = {  # type: ignore[attr-defined]
+            "found": [one.as_json() for one in found], "test": _without_schedule(item), **coverage,
+        }  # fmt: skip
         if report.failed and found and not item.stash.get(_OURS, False):
-            report.sections.append(("mrv2", _text(found)))
+            report.sections.append(("mrv2", self._text(item, found)))
         item.stash[_OURS] = False
         return report
 
@@ -202,6 +206,28 @@ class Checks:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Say what was found."""
         self.summary.write(terminalreporter)
+
+    def _fail(self, item: pytest.Item) -> None:
+        """Fail the test if something that was just found asks for it.
+
+        Raises:
+            pytest.fail.Exception: with the findings as text.
+        """
+        found = item.stash[_FOUND]
+        if any(one.fails for one in found):
+            item.stash[_OURS] = True
+            pytest.fail(self._text(item, [one for one in found if one.fails]), pytrace=False)
+
+    def _text(self, item: pytest.Item, found: list[Judged]) -> str:
+        """Findings in full; of those that another schedule of the test has shown so, the first line."""
+        return "\n\n".join("\n".join(map(printable, self._lines(item, one))) for one in found)
+
+    def _lines(self, item: pytest.Item, one: Judged) -> list[str]:
+        key = _without_schedule(item), identity(one.finding), spot(one.finding)
+        shown = self._shown.setdefault(key, item.name)
+        if shown == item.name:
+            return list(finding_lines(one.finding))
+        return [headline(one.finding), f"  {'as in':<10} {shown}"]
 
     def _close(self) -> None:
         """Whatever device is open; one is left open if a session is interrupted."""
@@ -246,23 +272,16 @@ def _schedule_of(item: pytest.Item) -> str | None:
     return None if callspec is None else callspec.params.get(_PARAMETER)
 
 
+def _without_schedule(item: pytest.Item) -> str:
+    """The node id of a test, the same in all its schedules; the schedule is its last parameter."""
+    schedule = _schedule_of(item)
+    if schedule is None:
+        return item.nodeid
+    rest = item.nodeid.removesuffix(f"{schedule}]")
+    return rest.removesuffix("[") if rest.endswith("[") else f"{rest.removesuffix('-')}]"
+
+
 def _note(item: pytest.Item, found: list[Judged]) -> None:
     """Keep findings for the report, and as properties of the test for JUnit."""
     item.stash[_FOUND] = found
     item.user_properties.extend(("mrv2_finding", headline(one.finding)) for one in found)
-
-
-def _fail(item: pytest.Item) -> None:
-    """Fail the test if something that was just found asks for it.
-
-    Raises:
-        pytest.fail.Exception: with the findings as text.
-    """
-    found = item.stash[_FOUND]
-    if any(one.fails for one in found):
-        item.stash[_OURS] = True
-        pytest.fail(_text([one for one in found if one.fails]), pytrace=False)
-
-
-def _text(found: list[Judged]) -> str:
-    return "\n\n".join("\n".join(map(printable, finding_lines(one.finding))) for one in found)

@@ -23,15 +23,17 @@ _TESTS_SHOWN = 3
 
 @dataclass
 class _Found:
-    """One finding, and the tests that showed it."""
+    """One finding, and the tests that showed it, each with how many of its schedules did."""
 
     judged: Judged
-    tests: list[str] = field(default_factory=list)
+    tests: Counter[str] = field(default_factory=Counter)
+    runs: set[str] = field(default_factory=set)
 
     @property
     def shown_by(self) -> str:
         """The tests, a few by name."""
-        names = ", ".join(self.tests[:_TESTS_SHOWN])
+        shown = list(self.tests.items())[:_TESTS_SHOWN]
+        names = ", ".join(name if times == 1 else f"{name} ({times} schedules)" for name, times in shown)
         rest = len(self.tests) - _TESTS_SHOWN
         return names + (f" and {count(rest, 'other')}" if rest > 0 else "")
 
@@ -53,6 +55,7 @@ class Summary:
         self._entries: Counter[str] = Counter()
         self._most: Counter[str] = Counter()
         self._uses: Counter[str] = Counter()
+        self._unseen: Counter[str] = Counter()
         self._unused: dict[str, Finding] = {}
         self._problem: HotPathError | None = None
 
@@ -67,8 +70,11 @@ class Summary:
             one = Judged.from_json(value)
             key = (identity(one.finding), one.finding.code, one.fails)
             found = self._found.setdefault(key, _Found(one))
-            if report.nodeid not in found.tests:
-                found.tests.append(report.nodeid)
+            if report.nodeid not in found.runs:
+                found.runs.add(report.nodeid)
+                found.tests[sent["test"]] += 1
+        for name, times in sent.get("unseen", {}).items():
+            self._unseen[name] += times
         for name, times in sent.get("entries", {}).items():
             self._entries[name] += times
             self._most[name] = max(self._most[name], times)
@@ -105,11 +111,13 @@ class Summary:
     def _lines(self) -> Iterator[str]:
         yield f"{count(len(self._tests), 'test')} checked"
         if self._unchecked:
-            yield f"{count(len(self._unchecked), 'test')} that asked for it not checked: the device is not virtual"
+            yield f"{count(len(self._unchecked), 'test')} that asked for it not checked: on cpu, or with all checks off"
         for name, times in sorted(self._entries.items()):
             yield f"entered {count(times, 'time')}: {name}"
         for found in self._found.values():
             yield from _lines_of(found)
+        for name, times in sorted(self._unseen.items()):
+            yield f"warning: {name}, launched {count(times, 'time')}, loads addresses from memory; these went unjudged"
         for name, finding in self._unused.items():
             if not self._uses[name]:
                 yield from finding_lines(finding)

@@ -6,11 +6,11 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ..codes import CODES
 from ..events import Stack
@@ -24,6 +24,9 @@ from .names import find, replace_function
 
 if TYPE_CHECKING:
     from ..virtual.runtime import Runtime
+
+#: Told of the bytes of an allocation, and of those that are held after it.
+Over: TypeAlias = Callable[[int, int], None]
 
 
 @dataclass(eq=False)
@@ -52,6 +55,52 @@ class _Region:
         return self.held + max(self.bound.bytes, self.peak)
 
 
+class Account(Protocol):
+    """What is known of the memory of one device."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while an allocation is told."""
+        ...
+
+    @property
+    def step(self) -> int | None:
+        """Of the runner, now."""
+        ...
+
+    def held(self) -> int:
+        """Bytes that the program holds."""
+        ...
+
+    def tell(self, limit: float, over: Over) -> None:
+        """Call ``over`` after each allocation that leaves more bytes held than a limit; infinity: after none."""
+        ...
+
+
+class _VirtualAccount:
+    """See :class:`Account`."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime, self.lock = runtime, runtime.lock
+
+    @property
+    def step(self) -> int | None:
+        """See :class:`Account`."""
+        return self._runtime.step
+
+    def held(self) -> int:
+        """See :class:`Account`."""
+        memory = self._runtime.memory
+        memory.settle()
+        return memory.allocated
+
+    def tell(self, limit: float, over: Over) -> None:
+        """See :class:`Account`."""
+        memory = self._runtime.memory
+        memory.limit = limit
+        memory.when_over = None if limit == math.inf else lambda size: over(size, memory.allocated)
+
+
 class MemoryWatch:
     """Watches the regions of a program while it is open; a context manager.
 
@@ -69,7 +118,7 @@ class MemoryWatch:
         self._entries: Counter[str] = Counter()
         self._open: list[_Region] = []
         self._crossed: list[_Region] = []
-        self._runtime: Runtime | None = None
+        self._account: Account | None = None
         self._scope = ExitStack()
 
     def __enter__(self) -> MemoryWatch:
@@ -89,56 +138,60 @@ class MemoryWatch:
 
     def hook(self) -> Hook:
         """For ``virtual_device(hooks=(watch.hook(),))``."""
+        return lambda runtime: self.attach(_VirtualAccount(runtime))
 
-        def install(runtime: Runtime) -> Callable[[], None]:
-            self._runtime = runtime
-            runtime.memory.when_over = self._over
+    def attach(self, account: Account) -> Callable[[], None]:
+        """Judge regions by an account from now on; returns the undo."""
+        self._account = account
 
-            def undo() -> None:
-                self._runtime = None
-                runtime.memory.limit, runtime.memory.when_over = math.inf, None
+        def undo() -> None:
+            self._account = None
+            account.tell(math.inf, self._over)
 
-            return undo
-
-        return install
+        return undo
 
     def opened(self, bound: MemoryBound, code: CodeType) -> object:
         """A region is entered."""
-        runtime = self._runtime
-        if runtime is None:
+        account = self._account
+        if account is None:
             return None
-        with runtime.lock, self._lock:  # in the order in which an allocation takes them
-            runtime.memory.settle()
-            region = _Region(bound, code, runtime.memory.allocated)
-            self._entries[bound.name] += 1
+        with account.lock, self._lock:  # in the order in which an allocation takes them
+            region = _Region(bound, code, account.held())
             self._open.append(region)
-            self._set_limit(runtime)
+            try:
+                self._set_limit(account)
+            except BaseException:
+                self._open.remove(region)
+                raise
+            self._entries[bound.name] += 1
         return region
 
     def closed(self, region: object) -> None:
         """A region is left."""
-        with self._lock:
+        account = self._account
+        with nullcontext() if account is None else account.lock, self._lock:
             if region in self._open:
                 self._open.remove(region)
-                if self._runtime is not None:
-                    self._set_limit(self._runtime)
+                if account is not None:
+                    self._set_limit(account)
 
-    def _over(self, size: int) -> None:
+    def _over(self, size: int, held: int) -> None:
         """An allocation of so many bytes has made the device hold more than a region may take."""
-        runtime = self._runtime
-        assert runtime is not None
+        account = self._account
+        if account is None:
+            return
         with self._lock:
             for region in self._open:
-                taken = runtime.memory.allocated - region.held
+                taken = held - region.held
                 if taken > max(region.bound.bytes, region.peak):
                     region.peak = taken
                     if region.crossing is None:
-                        region.crossing, region.step = (size, whole_stack(region.code)), runtime.step
+                        region.crossing, region.step = (size, whole_stack(region.code)), account.step
                         self._crossed.append(region)
-            self._set_limit(runtime)
+            self._set_limit(account)
 
-    def _set_limit(self, runtime: Runtime) -> None:
-        runtime.memory.limit = min((region.limit for region in self._open), default=math.inf)
+    def _set_limit(self, account: Account) -> None:
+        account.tell(min((region.limit for region in self._open), default=math.inf), self._over)
 
     @property
     def entries(self) -> dict[str, int]:

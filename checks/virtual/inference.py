@@ -44,6 +44,14 @@ _PERHAPS_VIEWS = frozenset(
     f"aten::{name}"
     for name in ("chunk", "contiguous", "expand_as", "flatten", "narrow", "reshape", "tensor_split", "view_as")
 )
+#: They ask how tensors lie, and read no values.
+_QUESTIONS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "is_pinned", "is_set_to", "is_same_size", "_has_same_storage_numel", "_debug_has_internal_overlap",
+        "_fused_sdp_choice",
+    )
+)  # fmt: skip
 #: Operators of these are torch's own.
 OWN_NAMESPACES = frozenset({"aten", "prim", "prims", "inductor", "profiler", "quantized", "torch_nn"})
 
@@ -60,7 +68,7 @@ class Operator:
         writes: positions and names of the arguments it writes.
         takes_out: it writes to arguments that it may resize.
         view: its outputs are views of its input.
-        metadata: of its tensor arguments it reads the shape only.
+        metadata: of its tensor arguments it reads the shape and the place only.
         composite: it is made of other operators, and has to be taken apart.
         perhaps_view: the same, but its output may be a view of its input; only running it tells.
         shape_from_data: the shape of its output depends on data.
@@ -85,7 +93,7 @@ class Operator:
         self.takes_out = any(a.is_out for a in arguments)
         reads_alias = any(a.alias_info and not a.alias_info.is_write for a in arguments)
         self.view = not self.mutates and (reads_alias or short in ("_unsafe_view", "_reshape_alias"))
-        self.metadata = short.startswith("new_") or short.endswith("_like")
+        self.metadata = short.startswith("new_") or short.endswith("_like") or schema.name in _QUESTIONS
         made_of_others = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
         self.composite = made_of_others and (self.mutates or self.schema_name not in _ONE_KERNEL)
         self.perhaps_view = (

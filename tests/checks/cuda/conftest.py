@@ -78,6 +78,7 @@ def virtual_cuda(silent=(), schedule="late"):
     """
     with virtual_device(schedule) as opened:
         device = Virtual(opened.runtime, SILENT | set(silent))
+        device.opened = opened
         opened.runtime.wait_guard = device.warn
         try:
             yield device

@@ -15,7 +15,7 @@ from mrv2.checks.cuda.recorder import recording
 from mrv2.checks.cuda.recorder_operators import address_of_stream
 from mrv2.checks.hooks import numpy_alias, snapshots, threads
 from mrv2.checks.hooks.patching import Patches
-from mrv2.checks.virtual import memory, streams, virtual_device
+from mrv2.checks.virtual import memory, stacks, streams, virtual_device
 from mrv2.checks.virtual.copies import Copies, _parse_to
 from mrv2.checks.virtual.graphs import Captures
 from mrv2.checks.virtual.order import Order
@@ -96,26 +96,64 @@ _to_copy = _ToCopy()
 
 
 @contextlib.contextmanager
-def on_facade(effects=None, **options):
+def on_facade(**options):
     """A recorder over a virtual device; gives both."""
+    with for_recorder(), virtual_device() as device, recorder_over(device, **options) as recorder:
+        yield recorder, device
+
+
+@contextlib.contextmanager
+def for_recorder():
+    """What must be so before a virtual device is opened that plays a real one for a recorder."""
     patches = Patches()
     patches.set(memory, "Ownership", _Ownership)
     patches.set(snapshots, "install", lambda runtime: lambda: None)  # it reads host memory as the program would
     try:
-        with virtual_device() as device:
-            backend = Backend(device.runtime)
-            _refuse_aloud(patches)
-            _tell_of_events(patches)
-            _tell_of_waits(patches)
-            parts = (
-                recorder_order.install, recorder_patches.install, recorder_graphs.install, threads.install,
-                numpy_alias.install, lambda runtime: recorder_triton.install(runtime, effects or {}),
-            )  # fmt: skip
-            with recording(backend, parts=parts, **options) as recorder:
-                _show_copies(patches, recorder)
-                yield recorder, device
+        yield
     finally:
         patches.undo()
+
+
+@contextlib.contextmanager
+def recorder_over(device, effects=None, **options):
+    """A recorder over an open virtual device."""
+    patches = Patches()
+    try:
+        backend = Backend(device.runtime)
+        _refuse_aloud(patches)
+        _tell_of_events(patches)
+        _tell_of_waits(patches)
+        parts = (
+            recorder_order.install, recorder_patches.install, recorder_graphs.install, threads.install,
+            numpy_alias.install, lambda runtime: recorder_triton.install(runtime, effects or {}),
+        )  # fmt: skip
+        with recording(backend, parts=parts, **options) as recorder:
+            _show_copies(patches, recorder)
+            yield recorder
+    finally:
+        patches.undo()
+
+
+class Allocator:
+    """The virtual device's answers to what bounds on memory ask; it calls back as torch does."""
+
+    obstacle = None
+
+    def __init__(self, runtime):
+        self._memory, self._given = runtime.memory, 0
+        self._memory.limit, self._memory.when_over = -1, self._allocated
+
+    def figures(self):
+        self._memory.settle()
+        return self._memory.allocated, self._given
+
+    def _allocated(self, size):
+        self._given += size
+        trace.MemoryAllocationCallbacks.fire_callbacks(0)
+
+
+# What calls back is torch, and no part of the program.
+stacks._know(Allocator._allocated.__code__, stacks._HIDE)
 
 
 def _refuse_aloud(patches):

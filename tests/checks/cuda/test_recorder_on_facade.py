@@ -56,3 +56,18 @@ def test_polls_of_both_classes_of_events_order(mended):
         return result.tolist()
 
     assert [finding.code for finding in run(program)] == ([] if mended else ["MRV203"])
+
+
+def test_questions_about_pinned_memory_read_nothing():
+    """Beside a download that is under way; a look at the values is a race."""
+
+    def program(look):
+        with on_facade() as (recorder, _):
+            host = torch.zeros(8, pin_memory=True)
+            host.copy_(torch.ones(8, device="cuda"), non_blocking=True)
+            look(host)
+            torch.cuda.synchronize()
+        return [finding.code for finding in recorder.findings]
+
+    assert program(lambda host: (host.is_pinned(), host.is_set_to(host), torch.is_same_size(host, host))) == []
+    assert program(lambda host: host.sum()) == ["MRV203"]

@@ -8,8 +8,8 @@ import torch
 from torch.cuda import _gpu_trace as trace
 from triton.runtime.jit import JITFunction
 
+from mrv2.checks.cuda.callbacks import _trace_state
 from mrv2.checks.cuda.recorder import race_recorder
-from mrv2.checks.cuda.recorder_order import _trace_state
 from mrv2.checks.errors import CheckError
 from mrv2.checks.virtual import virtual_device
 
