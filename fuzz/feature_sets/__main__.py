@@ -1,7 +1,8 @@
 """``python -m mrv2.fuzz.feature_sets --steps 2000 --out FILE``: every feature set in every environment.
 
 The file has one JSON object a line; what it holds for this number of steps is not run again, so the command may be
-stopped and started. Its exit code is 0 if nothing failed, 1 if something did.
+stopped and started. Its exit code is 0 if everything ran and nothing failed, 1 if something failed, 3 if some did not
+run because time was up.
 """
 
 from __future__ import annotations
@@ -9,46 +10,81 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
+from concurrent.futures import Executor
 from pathlib import Path
 
-from mrv2.checks.findings import JSON
-from mrv2.fuzz.targets.reference import ReferenceTarget
+from .differential import CPU, ENVIRONMENTS
+from .factors import feature_sets
+from .workers import Answer, Budget, Run, processes, run_all, run_one
 
-from .differential import ENVIRONMENTS, run_feature_set
-from .factors import FeatureSet, feature_sets
+#: Exit codes, as everywhere in the toolkit.
+PASS, FAIL, INCONCLUSIVE = 0, 1, 3
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run what is missing and print a line for each outcome; returns the exit code."""
+def main(
+    arguments: list[str] | None = None,
+    pool_of: Callable[[int], Executor] = processes,
+    work: Callable[[Run, int], Answer] = run_one,
+) -> int:
+    """Run what is missing and print a line for each outcome.
+
+    Args:
+        arguments: of the command line.
+        pool_of: makes the processes, for so many workers.
+        work: runs one feature set in one environment.
+
+    Returns:
+        The exit code.
+    """
+    options = _options(arguments)
+    environments = options.environments.split(",")
+    missing = _missing(options.out, options.steps, environments)
+    with pool_of(options.workers) as pool, options.out.open("a", encoding="utf-8") as file:
+        for answer in run_all(pool, work, missing, options.steps, options.workers, Budget(options.time)):
+            file.write(json.dumps(answer) + "\n")
+            file.flush()
+            print(_line(answer), flush=True)
+    return _verdict(options.out, options.steps, environments)
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m mrv2.fuzz.feature_sets", description=(__doc__ or "").split(":")[1])
     parser.add_argument("--steps", type=int, default=2000, help="steps of each trace, at least")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines; those already there are kept")
-    parser.add_argument("--environments", default=",".join(ENVIRONMENTS), help="which, and in this order")
-    options = parser.parse_args(arguments)
-    target = ReferenceTarget()
-    for features, environment in _missing(options.out, options.steps, options.environments.split(",")):
-        outcome = {"asked": options.steps, **run_feature_set(target, features, environment, options.steps).as_json()}
-        outcome["values"] = dict(features.values)
-        with options.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(outcome) + "\n")
-        print(
-            f"set {features.number} {environment}: {outcome['steps']} steps, {outcome['failures']} failures", flush=True
-        )
-    return int(any(outcome["failures"] for outcome in _done(options.out, options.steps)))
+    parser.add_argument("--environments", default=",".join(ENVIRONMENTS), help="which; the plain CPU comes last")
+    parser.add_argument("--workers", type=int, default=1, help="processes, of one thread each")
+    parser.add_argument("--time", type=_seconds, help="such as 500s: start nothing that would end later")
+    return parser.parse_args(arguments)
 
 
-def _missing(file: Path, steps: int, environments: list[str]) -> Iterator[tuple[FeatureSet, str]]:
-    done = {(outcome["set"], outcome["environment"]) for outcome in _done(file, steps)}
-    for environment in environments:
-        for features in feature_sets():
-            if (features.number, environment) not in done:
-                yield features, environment
+def _seconds(text: str) -> float:
+    return float(text.removesuffix("s"))
 
 
-def _done(file: Path, steps: int) -> list[dict[str, JSON]]:
+def _missing(file: Path, steps: int, environments: list[str]) -> list[Run]:
+    """Runs that the file does not hold, the longest first: those on the plain CPU are short."""
+    done = {(answer["set"], answer["environment"]) for answer in _done(file, steps)}
+    runs = [(features.number, environment) for environment in environments for features in feature_sets()]
+    return sorted((run for run in runs if run not in done), key=lambda run: run[1] == CPU)
+
+
+def _done(file: Path, steps: int) -> list[Answer]:
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return [outcome for outcome in map(json.loads, lines) if outcome["asked"] == steps]
+    return [answer for answer in map(json.loads, lines) if answer["asked"] == steps]
+
+
+def _line(answer: Answer) -> str:
+    place = f"set {answer['set']} {answer['environment']}"
+    return f"{place}: {answer['steps']} steps, {answer['failures']} failures, {answer['seconds']} s"
+
+
+def _verdict(file: Path, steps: int, environments: list[str]) -> int:
+    left = _missing(file, steps, environments)
+    print(f"{len(left)} runs left", flush=True)
+    if any(answer["failures"] for answer in _done(file, steps)):
+        return FAIL
+    return INCONCLUSIVE if left else PASS
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ The whole matrix at full length takes hours: ``python -m mrv2.fuzz.feature_sets`
 
 import json
 import os
+import threading
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from dataclasses import fields, replace
 from itertools import combinations
 from types import MappingProxyType, SimpleNamespace
@@ -13,6 +15,7 @@ from types import MappingProxyType, SimpleNamespace
 import pytest
 
 from mrv2.fuzz.feature_sets import __main__ as command
+from mrv2.fuzz.feature_sets import workers
 from mrv2.fuzz.feature_sets.differential import CPU, ENVIRONMENTS, Outcome, run_feature_set, run_workload
 from mrv2.fuzz.feature_sets.factors import FACTORS, NO, SETTINGS, FeatureSet, feature_sets, go_together
 from mrv2.fuzz.feature_sets.judge import Judge, Tally
@@ -308,28 +311,112 @@ class TestDifferences:
         assert len(list(differences(base, tie, self.EXACT))) == 1
 
 
+class AtOnce(Executor):
+    """Runs what is submitted at once, in this process."""
+
+    def submit(self, work, /, *arguments, **named):
+        future = Future()
+        try:
+            future.set_result(work(*arguments, **named))
+        except Exception as error:  # noqa: BLE001 - as an executor does
+            future.set_exception(error)
+        return future
+
+
 class TestCommand:
-    def run(self, monkeypatch, file, failures=()):
+    def run(self, file, *more, failures=0):
         ran = []
 
-        def pretend(target, features, environment, steps):
-            ran.append((features.number, environment))
-            return Outcome(features.number, environment, steps, 1, Tally(), {}, failures, {})
+        def pretend(run, steps):
+            ran.append(run)
+            answer = {"asked": steps, "set": run[0], "environment": run[1], "steps": steps}
+            return {**answer, "failures": failures, "seconds": 1.0}
 
-        monkeypatch.setattr(command, "run_feature_set", pretend)
-        code = command.main(["--steps", "7", "--out", str(file), "--environments", "cpu,late"])
-        return code, ran
+        arguments = ["--steps", "7", "--out", str(file), "--environments", "cpu,late", *more]
+        return command.main(arguments, lambda workers: AtOnce(), pretend), ran
 
-    def test_what_is_there_is_not_run_again(self, monkeypatch, tmp_path):
+    def test_what_is_there_is_not_run_again(self, tmp_path):
         file = tmp_path / "out.jsonl"
-        code, ran = self.run(monkeypatch, file)
+        code, ran = self.run(file)
         assert (code, len(ran)) == (0, 2 * len(SETS))
         lines = file.read_text().splitlines()
-        assert json.loads(lines[1])["values"] == dict(SETS[1].values)
         file.write_text("\n".join(lines[:-3]) + "\n")
-        assert self.run(monkeypatch, file) == (0, ran[-3:])
+        assert self.run(file, "--workers", "3") == (0, ran[-3:])
 
-    def test_a_failure_is_the_exit_code_even_later(self, monkeypatch, tmp_path):
+    def test_a_failure_is_the_exit_code_even_later(self, tmp_path):
         file = tmp_path / "out.jsonl"
-        assert self.run(monkeypatch, file, ("wrong",))[0] == 1
-        assert self.run(monkeypatch, file) == (1, [])
+        assert self.run(file, failures=1)[0] == 1
+        assert self.run(file) == (1, [])
+
+    def test_without_time_nothing_is_started_and_the_answer_is_inconclusive(self, tmp_path):
+        file = tmp_path / "out.jsonl"
+        assert self.run(file, "--time", "0s") == (3, [])
+        assert file.read_text() == ""
+        assert self.run(file, "--time", "1000s")[0] == 0
+
+    def test_the_plain_cpu_comes_last_since_its_runs_are_short(self, tmp_path):
+        _, ran = self.run(tmp_path / "out.jsonl")
+        assert [environment for _, environment in ran] == ["late"] * len(SETS) + ["cpu"] * len(SETS)
+
+
+class TestWorkers:
+    RUNS = ((0, "late"), (1, "late"), (2, "late"), (3, "late"))
+
+    def answers(self, work, budget=None, pool=None):
+        return list(workers.run_all(pool or AtOnce(), work, self.RUNS, 7, 2, budget or workers.Budget(None)))
+
+    def test_a_run_that_would_end_too_late_is_not_started(self):
+        now = [0.0]
+
+        def work(run, steps):
+            now[0] += 10
+            return {"set": run[0], "seconds": 10.0}
+
+        # Two are started before any length is known, a third one fits.
+        answers = self.answers(work, workers.Budget(31, lambda: now[0]))
+        assert [answer["set"] for answer in answers] == [0, 1, 2]
+
+    def test_an_exception_is_a_failure_and_the_others_go_on(self):
+        def work(run, steps):
+            return {"set": run[0], "failures": 0, "seconds": 1 / run[0]}
+
+        first, *others = sorted(self.answers(work), key=lambda answer: answer["set"])
+        assert (first["failures"], first["asked"], first["steps"]) == (1, 7, 0)
+        assert "ZeroDivisionError" in first["first failures"][0]
+        assert [answer["failures"] for answer in others] == [0, 0, 0]
+
+    def test_a_process_that_died_is_no_answer(self):
+        def work(run, steps):
+            raise BrokenExecutor
+
+        with pytest.raises(BrokenExecutor):
+            self.answers(work)
+
+    def test_no_more_than_the_workers_run_at_once_and_all_run(self):
+        running, most, lock = [0], [0], threading.Lock()
+        together = threading.Barrier(2)
+
+        def work(run, steps):
+            with lock:
+                running[0] += 1
+                most[0] = max(most[0], running[0])
+            together.wait(30)
+            with lock:
+                running[0] -= 1
+            return {"set": run[0], "seconds": 0.0}
+
+        with ThreadPoolExecutor(4) as pool:
+            answers = self.answers(work, pool=pool)
+        assert most == [2]
+        assert sorted(answer["set"] for answer in answers) == [0, 1, 2, 3]
+
+    def test_one_run_answers_with_everything_that_the_record_needs(self):
+        answer = json.loads(json.dumps(workers.run_one((4, CPU), 3)))
+        assert (answer["asked"], answer["set"], answer["environment"], answer["failures"]) == (3, 4, CPU, 0)
+        assert answer["values"] == dict(SETS[4].values)
+        assert answer["steps"] >= 3
+        assert answer["seconds"] > 0
+
+    def test_processes_are_other_ones(self):
+        with workers.processes(1) as pool:
+            assert pool.submit(os.getpid).result() != os.getpid()
