@@ -81,7 +81,8 @@ class _Texts:
             return
         self._followed.add(id(function))
         for name, value in _outer(function):
-            self._note(f"{function.fn.__module__}.{function.fn.__qualname__}: {name}", value)
+            # Told by the file, as all code is: a module that is imported under two names is the same code.
+            self._note(f"{function.fn.__code__.co_filename}, {function.fn.__qualname__}: {name}", value)
 
     def _note(self, name: str, value: Any) -> None:
         if getattr(value, "__triton_builtin__", False) or (isinstance(value, _CODE) and _is_fixed(value.__module__)):

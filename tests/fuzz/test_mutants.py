@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mrv2.checks.libraries import portable_path
+from mrv2.checks.triton_cpu.stable_text import text_of
 from mrv2.fuzz import mutants
 from mrv2.fuzz.mutants import EDGES, MUTATIONS, MutantTarget, Mutation, mutant, mutated_package
 from mrv2.fuzz.targets.protocols import RunnerTarget, SamplerProvider
@@ -47,6 +49,36 @@ def test_a_mutant_lives_in_its_own_modules():
         runner = importlib.import_module(f"{package}.model_runner")
         assert runner.RunnerConfig.__module__ == f"{package}.config"
         assert runner.RunnerConfig is not original.RunnerConfig
+
+
+def test_only_the_file_that_is_changed_is_written():
+    with mutated_package(TEN_ROWS) as package:
+        changed, same = (Path(importlib.import_module(f"{package}.{name}").__file__) for name in ("config", "api"))
+    assert same == Path(original.__file__).with_name("api.py")
+    # From its outermost package on, a report names it as it does the original.
+    assert portable_path(original.__file__) == "refrunner/config.py"
+    assert changed.parts[-2:] == ("refrunner", "config.py") and changed != Path(original.__file__)
+
+
+def test_a_changed_file_in_a_folder_is_named_as_the_original():
+    greater = Mutation(
+        "greater", "kernels/block_table.py", "PAD_SLOT = tl.constexpr(-1)", "PAD_SLOT = tl.constexpr(-2)", ""
+    )
+    with mutated_package(greater) as package:
+        module = importlib.import_module(f"{package}.kernels.block_table")
+        assert module.PAD_SLOT.value == -2
+        assert portable_path(module.__file__) == "refrunner/kernels/block_table.py"
+
+
+def test_kernels_of_files_that_are_not_changed_are_served_by_what_was_built_for_the_original():
+    def text(package):
+        return text_of(importlib.import_module(f"{package}.kernels.gumbel").sample_blocks)
+
+    stages = Mutation(
+        "stages", "kernels/gumbel.py", "PURPOSE_TARGET = tl.constexpr(0)", "PURPOSE_TARGET = tl.constexpr(1)", ""
+    )
+    with mutated_package(TEN_ROWS) as same, mutated_package(stages) as other:
+        assert text(same) == text("mrv2.refrunner") != text(other)
 
 
 def test_two_mutants_side_by_side():
