@@ -374,7 +374,7 @@ class TestWorkers:
 
         # Two are started before any length is known, a third one fits.
         answers = self.answers(work, workers.Budget(31, lambda: now[0]))
-        assert [answer["set"] for answer in answers] == [0, 1, 2]
+        assert {answer["set"] for answer in answers} == {0, 1, 2}
 
     def test_an_exception_is_a_failure_and_the_others_go_on(self):
         def work(run, steps):
