@@ -18,7 +18,7 @@ from scipy.stats import binom, binomtest, chi2
 
 from .errors import ArgumentError
 from .pooling import GroupedCounts, index_counts, rank_counts
-from .saddlepoint import SurprisalSum
+from .saddlepoint import SumLaw
 from .strata import Stratum
 
 
@@ -101,6 +101,45 @@ def chi_square(
     return _divergence_result(name, counts, float((difference**2 / counts.expected[possible]).sum()))
 
 
+def power_divergence(
+    observed: ArrayLike,
+    expected: ArrayLike,
+    lambda_: float = 2.0 / 3.0,
+    name: str = "power divergence",
+    group_names: Sequence[str] = (),
+) -> TestResult:
+    """Test of Cressie and Read (1984, Journal of the Royal Statistical Society B 46), against chi-square.
+
+    ``2 / (lambda * (lambda + 1)) * sum(observed * ((observed / expected)**lambda - 1))``: 1 gives Pearson's statistic,
+    the limit 0 gives G. Larger lambdas look at excesses, smaller ones at holes; 2/3 is their compromise.
+    Arguments, result and errors as in :func:`g_test`.
+
+    Args:
+        observed: int [K] counts.
+        expected: float [K], same sum as ``observed``.
+        lambda_: above -1; there an empty group makes the statistic infinite.
+        name: of the result.
+        group_names: K names; their numbers if left out.
+
+    Raises:
+        ArgumentError: as in :func:`g_test`, or lambda_ is -1 or below.
+    """
+    if not lambda_ > -1:
+        raise ArgumentError(
+            f"lambda_={lambda_!r}",
+            "lambda_ must be above -1",
+            "an empty group would make the statistic infinite, however little it expects",
+            "2/3, 0 for G or 1 for Pearson's statistic",
+        )
+    if lambda_ == 0.0:
+        return g_test(observed, expected, name, group_names)
+    counts = _require_counts(observed, expected, group_names)
+    seen, wanted = counts.observed[counts.expected > 0], counts.expected[counts.expected > 0]
+    seen, wanted = seen[seen > 0], wanted[seen > 0]  # an empty group adds nothing to this form of the sum
+    excess = float((seen * ((seen / wanted) ** lambda_ - 1.0)).sum())
+    return _divergence_result(name, counts, 2.0 / (lambda_ * (lambda_ + 1.0)) * excess)
+
+
 def rank_test(strata: Sequence[Stratum], name: str = "rank groups") -> TestResult:
     """G test on up to 16 groups by probability rank, over draws of one or more distributions."""
     counts = rank_counts(strata)
@@ -171,7 +210,7 @@ def surprisal_test(strata: Sequence[Stratum], name: str = "surprisal") -> TestRe
         raise ArgumentError(
             "strata without draws", "at least one draw is needed", "a mean of nothing is undefined", "draws"
         )
-    law = SurprisalSum.of([(stratum.log_probabilities, stratum.draws) for stratum in strata if stratum.draws])
+    law = SumLaw.of_surprisal([(stratum.log_probabilities, stratum.draws) for stratum in strata if stratum.draws])
     total = -sum(float(stratum.log_probabilities[stratum.tokens].sum()) for stratum in strata)
     mean, variance = law.moments()
     group = GroupCount("mean surprisal, nats", mean / draws, total / draws)

@@ -1,4 +1,4 @@
-"""Tail probabilities of a sum of surprisals, right far out where the normal approximation is not.
+"""Tail probabilities of a sum of independent draws' values, right far out where the normal approximation is not.
 
 Saddlepoint approximation of Lugannani and Rice (1980, Advances in Applied Probability 12): relative error O(1/n) at any
 distance from the mean. It needs the cumulant generating function, which is known here because the distributions are.
@@ -21,27 +21,38 @@ _FAR = 2.0**20  # largest tilt tried; beyond it the sum sits on the edge of what
 
 
 @dataclass(frozen=True, eq=False)
-class SurprisalSum:
-    """Law of ``sum(-log p(X))`` for independent draws of several distributions.
+class SumLaw:
+    """Law of ``sum(value(X))`` for independent draws X of several distributions.
 
     Attributes:
-        parts: per distribution, log-probabilities of its support, float64 [S], and the number of draws.
+        parts: per distribution, the log-probability of each value float64 [S] (finite), the values float64 [S], and the
+            number of draws.
     """
 
-    parts: tuple[tuple[NDArray[np.float64], int], ...]
+    parts: tuple[tuple[NDArray[np.float64], NDArray[np.float64], int], ...]
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[NDArray[np.float64], int]]) -> SurprisalSum:
-        """From log-probabilities [V] (-inf outside the support) and draws, per distribution."""
-        return cls(tuple((values[~np.isneginf(values)], draws) for values, draws in parts))
+    def of(cls, parts: Sequence[tuple[NDArray[np.float64], NDArray[np.float64], int]]) -> SumLaw:
+        """From log-probabilities [V] (-inf outside the support), values [V] and draws, per distribution."""
+        inside = [(~np.isneginf(log_p), log_p, values, draws) for log_p, values, draws in parts]
+        return cls(tuple((log_p[mask], values[mask], draws) for mask, log_p, values, draws in inside))
+
+    @classmethod
+    def of_surprisal(cls, parts: Sequence[tuple[NDArray[np.float64], int]]) -> SumLaw:
+        """Law of ``sum(-log p(X))``, nats, from log-probabilities [V] and draws, per distribution.
+
+        Tokens of one probability are one value, which makes designed rows (a head and a flat tail) cheap.
+        """
+        grouped = [(*np.unique(log_p[~np.isneginf(log_p)], return_counts=True), draws) for log_p, draws in parts]
+        return cls(tuple((log_p + np.log(counts), -log_p, draws) for log_p, counts, draws in grouped))
 
     def moments(self) -> tuple[float, float]:
-        """Mean (the total entropy, nats) and variance (nats squared)."""
+        """Mean and variance of the sum, in the unit of the values and its square."""
         _, mean, variance = self._cumulants(0.0)
         return mean, variance
 
     def two_sided(self, total: float) -> float:
-        """Twice the smaller tail at ``total`` (nats), at most 1. The variance must not be 0."""
+        """Twice the smaller tail at ``total``, at most 1. The variance must not be 0."""
         mean, variance = self.moments()
         if abs(total - mean) < _NEAR * math.sqrt(variance):
             return float(2.0 * norm.sf(abs(total - mean) / math.sqrt(variance)))
@@ -76,10 +87,10 @@ class SurprisalSum:
     def _cumulants(self, tilt: float) -> tuple[float, float, float]:
         """The cumulant generating function at ``tilt`` and its first two derivatives."""
         result = np.zeros(3)
-        for log_p, draws in self.parts:
-            weights = (1.0 - tilt) * log_p
-            value = float(logsumexp(weights))
-            tilted = np.exp(weights - value)
-            mean = -float(tilted @ log_p)
-            result += draws * np.array([value, mean, float(tilted @ (log_p + mean) ** 2)])
+        for log_p, values, draws in self.parts:
+            weights = log_p + tilt * values
+            generating = float(logsumexp(weights))
+            tilted = np.exp(weights - generating)
+            mean = float(tilted @ values)
+            result += draws * np.array([generating, mean, float(tilted @ (values - mean) ** 2)])
         return float(result[0]), float(result[1]), float(result[2])

@@ -11,12 +11,13 @@ from mrv2.stats.gof import (
     g_test,
     index_test,
     pair_agreement_test,
+    power_divergence,
     rank_test,
     support_test,
     surprisal_test,
 )
 from mrv2.stats.pooling import index_groups, rank_groups
-from mrv2.stats.saddlepoint import SurprisalSum
+from mrv2.stats.saddlepoint import SumLaw
 from mrv2.stats.strata import Stratum, log_softmax
 
 OBSERVED, EXPECTED = [43, 22, 60, 75], [50.0, 30.0, 50.0, 70.0]
@@ -141,7 +142,7 @@ def test_surprisal_tail_agrees_with_the_exact_law():
     counts = np.array([(a, b, draws - a - b) for a in range(draws + 1) for b in range(draws + 1 - a)])
     totals = counts @ surprisal
     law = scipy_stats.multinomial.pmf(counts, draws, probabilities)
-    tail = SurprisalSum.of([(np.log(probabilities), draws)])
+    tail = SumLaw.of_surprisal([(np.log(probabilities), draws)])
     for quantile in (1e-3, 1e-5, 1e-7):
         order = np.argsort(-totals)
         total = totals[order[np.searchsorted(np.cumsum(law[order]), quantile)]]
@@ -162,7 +163,7 @@ def test_surprisal_tail_of_many_tokens_is_right_where_the_normal_is_not():
     values = surprisal[1:][rng.choice(1000, bound[-1], p=probabilities[1:] / probabilities[1:].sum())]
     sums = np.concatenate([[0.0], np.cumsum(values)])
     totals = (draws - others) * surprisal[0] + sums[bound[1:]] - sums[bound[:-1]]
-    tail = SurprisalSum.of([(np.log(probabilities), draws)])
+    tail = SumLaw.of_surprisal([(np.log(probabilities), draws)])
     mean, variance = tail.moments()
     ordered = np.sort(totals)[::-1]
     for rate in (1e-2, 1e-3):
@@ -236,3 +237,24 @@ def test_pair_agreement_sees_reuse_and_the_opposite():
 def test_bad_arguments_are_refused(call):
     with pytest.raises(ArgumentError):
         call()
+
+
+@pytest.mark.parametrize("lambda_", [1.0, 2 / 3, 0.0, -0.5])
+def test_power_divergence_agrees_with_scipy(lambda_):
+    empty = 0 if lambda_ >= 0 else 1  # scipy answers NaN for an empty group and a negative lambda
+    observed, expected = np.array([30, 55 - empty, empty, 15]), np.array([25.0, 50.0, 5.0, 20.0])
+    result = power_divergence(observed, expected, lambda_)
+    scipy = scipy_stats.power_divergence(observed, expected, lambda_=lambda_)
+    assert (result.statistic, result.p_value) == pytest.approx((scipy.statistic, scipy.pvalue))
+
+
+def test_power_divergence_with_an_empty_group_is_the_limit_of_a_small_one():
+    exact = power_divergence([30, 70, 0], [25.0, 70.0, 5.0], -0.5).statistic
+    observed = np.array([30, 70 - 1e-12, 1e-12])
+    ratio = observed / np.array([25.0, 70.0, 5.0])
+    assert exact == pytest.approx(float(2 / -0.25 * (observed * (ratio**-0.5 - 1)).sum()), abs=1e-4)
+
+
+def test_power_divergence_refuses_what_an_empty_group_makes_infinite():
+    with pytest.raises(ArgumentError, match="lambda_"):
+        power_divergence([1, 2], [1.5, 1.5], -1.0)
