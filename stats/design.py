@@ -13,6 +13,7 @@ a correct sampler fails, ``false_pass_rate`` the chance that a sampler wrong by 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,6 +182,59 @@ def min_event_samples(probability: float, raised: float, false_fail_rate: float,
     def seen(trials: int) -> bool:
         return min_event_probability(trials, probability, false_fail_rate, false_pass_rate) <= raised
 
+    return _first(seen)
+
+
+def min_event_loss(num_samples: int, probability: float, false_fail_rate: float, false_pass_rate: float) -> float:
+    """Smallest relative loss of an event's probability that an exact two-sided binomial test sees.
+
+    The critical count is the largest k with ``P(X <= k) <= false_fail_rate / 2``; a probability q reaches it with the
+    wanted power from the quantile of the Beta(k + 1, n - k) law down (Clopper and Pearson 1934, Biometrika 26).
+
+    Args:
+        num_samples: trials n.
+        probability: probability of the event for a correct sampler.
+        false_fail_rate: alpha of the test.
+        false_pass_rate: 1 - power.
+
+    Returns:
+        r in (0, 1], with ``q = probability * (1 - r)``; infinity if not even a full loss fails the test.
+
+    Raises:
+        ArgumentError: as in :func:`min_event_probability`.
+    """
+    _require_test(false_fail_rate, false_pass_rate, 1)
+    _require_event(probability)
+    _require_draws(num_samples)
+    # The quantile is the first count whose tail reaches the level; only the one below it can be critical.
+    critical = int(binom.ppf(false_fail_rate / 2, num_samples, probability)) - 1
+    if critical < 0:
+        return math.inf
+    return 1.0 - float(beta.ppf(false_pass_rate, critical + 1, num_samples - critical)) / probability
+
+
+def min_event_loss_samples(probability: float, loss: float, false_fail_rate: float, false_pass_rate: float) -> int:
+    """Trials from which on an exact binomial test sees an event lose this share of its probability.
+
+    Raises:
+        ArgumentError: ``loss`` is not in (0, 1], or as in :func:`min_event_loss`.
+    """
+    if not 0.0 < loss <= 1.0:
+        raise ArgumentError(
+            f"loss={loss!r}",
+            "the relative loss of a probability is above 0 and at most 1",
+            "nothing lost cannot show, and no more than everything can be lost",
+            "the share that a faulty sampler would lose",
+        )
+
+    def seen(trials: int) -> bool:
+        return min_event_loss(trials, probability, false_fail_rate, false_pass_rate) <= loss + 1e-12
+
+    return _first(seen)
+
+
+def _first(seen: Callable[[int], bool]) -> int:
+    """Smallest number for which the answer is yes, by doubling and halving."""
     above = 1
     while not seen(above):
         above *= 2

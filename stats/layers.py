@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from mrv2.checks.findings import JSON
 
-from .design import event_discrepancy, min_discrepancy, min_num_samples
+from .design import (
+    min_discrepancy,
+    min_event_loss,
+    min_event_loss_samples,
+    min_event_probability,
+    min_event_samples,
+    min_num_samples,
+)
 from .errors import ArgumentError, require_rate
 from .gof import TestResult
 
@@ -239,19 +246,38 @@ def designed_test(part: str, result: TestResult, must_see: float, full_df: int, 
 
 
 def designed_event(
-    part: str, result: TestResult, probability: float, must_see: float, unit: str, plan: AuditPlan
+    part: str, result: TestResult, probability: float, must_see: float, what: str, plan: AuditPlan
 ) -> LayerTest:
-    """A binomial test with its power for a relative error of the event's probability.
+    """A binomial test with its power for a loss of the event's probability; exact however rare the event is.
 
     Args:
         part: see :class:`LayerTest`.
         result: of :func:`mrv2.stats.gof.binomial_test`.
-        probability: of the event for a correct sampler.
-        must_see: relative error that must show.
-        unit: e.g. ``"relative error of the tail mass"``.
+        probability: of the event for a correct sampler, in (0, 1).
+        must_see: relative loss that must show, at most 1.
+        what: the event, e.g. ``"tail mass"``.
         plan: its rates.
     """
-    one = event_discrepancy(probability, 1.0)
-    needed = min_num_samples(one * must_see, ESCALATE_BELOW, plan.false_pass_rate)
-    could_see = min_discrepancy(result.draws, ESCALATE_BELOW, plan.false_pass_rate) / one if result.draws else math.inf
-    return LayerTest(part, result, False, unit, must_see, could_see, needed)
+    rates = (ESCALATE_BELOW, plan.false_pass_rate)
+    needed = min_event_loss_samples(probability, must_see, *rates)
+    could_see = min_event_loss(result.draws, probability, *rates)
+    return LayerTest(part, result, False, f"relative loss of {what}", must_see, could_see, needed)
+
+
+def designed_excess(
+    part: str, result: TestResult, probability: float, must_see: float, what: str, plan: AuditPlan
+) -> LayerTest:
+    """A test of agreeing pairs with its power for an excess.
+
+    Args:
+        part: see :class:`LayerTest`.
+        result: of :func:`mrv2.stats.gof.binomial_test`.
+        probability: chance that independent draws agree, in (0, 1).
+        must_see: share of pairs that agree for another reason and must show, in (0, 1).
+        what: such a pair, e.g. ``"pairs with shared noise"``.
+        plan: its rates.
+    """
+    rates = (ESCALATE_BELOW, plan.false_pass_rate)
+    needed = min_event_samples(probability, probability + must_see * (1.0 - probability), *rates)
+    could_see = (min_event_probability(result.draws, probability, *rates) - probability) / (1.0 - probability)
+    return LayerTest(part, result, False, f"share of {what}", must_see, could_see, needed)

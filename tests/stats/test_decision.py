@@ -127,12 +127,11 @@ def test_names_are_unique():
 
 
 def test_power_of_an_event():
-    few = designed_event("p", TestResult("tail", 0.0, 1.0, 1000, 1), 0.01, 0.5, "relative error", PLAN)
-    many = designed_event("p", TestResult("tail", 0.0, 1.0, 10**6, 1), 0.01, 0.5, "relative error", PLAN)
+    few = designed_event("p", TestResult("tail", 0.0, 1.0, 1000, 1), 0.01, 0.5, "tail mass", PLAN)
+    many = designed_event("p", TestResult("tail", 0.0, 1.0, 10**6, 1), 0.01, 0.5, "tail mass", PLAN)
     assert few.short and not many.short
-    # 20.9 / (r**2 * p / (1 - p)) draws, the table of noncentralities of Cohen (1988).
-    assert few.needed == pytest.approx(20.9 * 99 / 0.25, rel=0.01)
-    assert "relative error below 1.4" in few.missed()
+    assert few.missed().startswith("tail: a relative loss of tail mass below 0.9")
+    assert few.could_see > few.must_see > many.could_see
 
 
 @pytest.mark.parametrize("arguments", [{"vocab_size": 1}, {"scale": 0}, {"false_fail_rate": 0.0}])

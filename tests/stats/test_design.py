@@ -8,6 +8,8 @@ from scipy.stats import binom, chi2
 from mrv2.stats.design import (
     event_discrepancy,
     min_discrepancy,
+    min_event_loss,
+    min_event_loss_samples,
     min_event_probability,
     min_event_samples,
     min_num_samples,
@@ -130,3 +132,23 @@ def test_event_samples_suffice(probability, raised):
 def test_bad_arguments_are_refused(call):
     with pytest.raises(ArgumentError, match="Instead"):
         call()
+
+
+@pytest.mark.parametrize(("probability", "loss"), [(0.5, 0.01), (4e-3, 0.5), (3.6e-6, 0.95)])
+def test_loss_of_an_event_is_seen_with_the_stated_power(probability, loss):
+    draws = min_event_loss_samples(probability, loss, 1e-3, 0.1)
+    critical = int(binom.ppf(5e-4, draws, probability)) - 1
+    assert binom.cdf(critical, draws, probability) <= 5e-4
+    assert 0.9 <= binom.cdf(critical, draws, probability * (1 - loss)) < 0.98  # a saw, because counts are whole
+    assert min_event_loss(draws, probability, 1e-3, 0.1) <= loss
+    assert min_event_loss(int(0.8 * draws), probability, 1e-3, 0.1) > loss
+
+
+def test_a_rare_event_cannot_be_missed_by_few_draws():
+    assert min_event_loss(1000, 1e-4, 1e-3, 0.1) == math.inf
+
+
+@pytest.mark.parametrize("loss", [0.0, 1.5])
+def test_impossible_losses_are_refused(loss):
+    with pytest.raises(ArgumentError):
+        min_event_loss_samples(0.1, loss, 1e-3, 0.1)
