@@ -8,7 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("checks", "ci", "fuzz", "refrunner", "stats")
-SHIPPED = ("**/*.py", "py.typed", "report/schema/*.json", "*.safetensors", "triton_cpu/runtime/*.c", "triton_cpu/runtime/*.h")
+DATA = ("py.typed", "report/schema/*.json", "*.safetensors", "triton_cpu/runtime/*.c", "triton_cpu/runtime/*.h")
+SHIPPED = ("**/*.py", *DATA)
 
 
 def wheel_problems(wheel: Path) -> list[str]:

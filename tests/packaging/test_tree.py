@@ -158,4 +158,4 @@ def test_sources_name_no_machine(what):
 
 
 def is_text(path: Path) -> bool:
-    return path.is_file() and "__pycache__" not in path.parts and path.suffix not in {".png", ".gz"}
+    return path.is_file() and "__pycache__" not in path.parts and path.suffix not in {".png", ".gz", ".safetensors"}
