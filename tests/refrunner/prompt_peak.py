@@ -7,7 +7,6 @@ few bytes a token depend on the length of the prompt.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,6 @@ from mrv2.refrunner.api import NewRequest, SamplingParams, Step, TokenLogprobs
 from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.model_runner import ModelRunner
 from mrv2.refrunner.models.config import LlamaConfig
-from mrv2.refrunner.models.weights import expected_tensors
 from mrv2.refrunner.sampling.blocks import block_of
 from mrv2.refrunner.sampling_params import MAX_LOGPROB_IDS
 
@@ -81,16 +79,6 @@ def bound(config: RunnerConfig, model: LlamaConfig, prompt_len: int, grain: int)
     a_report = (LIKELIEST + 1 + MAX_LOGPROB_IDS + LIKELIEST + 1) * WORD  # ids, values, rank
     chunks = -(-prompt_len // chunk) + -(-prompt_len // config.max_num_batched_tokens)
     return logits + statistics + chunk * a_token + prompt_len * a_report + chunks * TENSORS * grain
-
-
-def runner_of(model: LlamaConfig, **settings: Any) -> ModelRunner:
-    """A runner on ``"cuda"`` with random weights, for one request at a time."""
-    generator = torch.Generator("cuda").manual_seed(0)
-    weights = {
-        name: torch.randn(shape, generator=generator, device="cuda") * 0.02 for name, shape in expected_tensors(model)
-    }
-    rows = {"max_num_reqs": 1, "device": "cuda", "attention": "triton"}
-    return ModelRunner(RunnerConfig(**{**rows, **settings}), model, weights)
 
 
 def tokens_of(length: int, vocab_size: int) -> tuple[int, ...]:

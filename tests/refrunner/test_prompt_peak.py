@@ -10,7 +10,8 @@ import torch
 from mrv2.checks.virtual import virtual_device
 from mrv2.refrunner.models.config import LlamaConfig
 
-from .prompt_peak import LIKELIEST, Prefill, bound, prefill, runner_of, tokens_of
+from .prompt_peak import LIKELIEST, Prefill, bound, prefill, tokens_of
+from .random_model import runner_of
 
 SMALL = LlamaConfig(
     vocab_size=8192, hidden_size=16, intermediate_size=16, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=16,
@@ -36,11 +37,11 @@ class Peaks:
 
 def peaks(model, length, chunk, whole_length, grain, **settings):
     tokens = tokens_of(length, model.vocab_size)
-    runner = runner_of(model, prompt_logprobs_chunk=chunk, **settings)
+    runner = runner_of(model, max_num_reqs=1, prompt_logprobs_chunk=chunk, **settings)
     without, reported = (prefill(runner, tokens, wanted) for wanted in (None, LIKELIEST))
     allowed = bound(runner.config, model, length, grain)
     del runner
-    runner = runner_of(model, prompt_logprobs_chunk=settings["max_num_batched_tokens"], **settings)
+    runner = runner_of(model, max_num_reqs=1, prompt_logprobs_chunk=settings["max_num_batched_tokens"], **settings)
     whole = prefill(runner, tokens[:whole_length], LIKELIEST)
     return Peaks(without.peak, reported.peak, whole.peak, allowed, reported)
 
