@@ -1,0 +1,309 @@
+"""The contract layer: what every draw must fulfil, whatever the distribution. Exact, and a matter of seconds.
+
+Each call is small and asks for one thing at an edge: ids inside the vocabulary, masked tokens, greedy draws, the ends
+of rows of many widths (the last block of a vocabulary, and padding behind it, are where masks go wrong), keys at the
+ends of their ranges, and tokens that may not depend on who else is in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mrv2.checks.findings import JSON
+
+from .layers import AuditPlan, LayerResult, LayerTest, Progress, exact_test
+from .targets import SamplerTarget, is_keyed
+
+BLOCKS = (128, 1024)  # usual sizes of blocks; widths of rows lie just before, at and behind them
+SEEDS = (0, 1, 2**31, 2**32, 2**63, 2**64 - 1)
+POSITIONS = (0, 1, 2**16, 2**31 - 1)
+_FAVOURITE = 60.0  # a logit that is drawn although noise may reach 45
+_LANES = 24
+
+_Keys = tuple[NDArray[np.float32], NDArray[np.uint64], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class ContractLayer:
+    """Small calls with one right answer each, or one right property."""
+
+    name: str = "contract"
+
+    def run(self, target: object, plan: AuditPlan, progress: Progress) -> LayerResult:
+        """See :class:`mrv2.stats.layers.Layer`."""
+        if not isinstance(target, SamplerTarget):
+            return LayerResult(self.name, (), not_run="the target draws no tokens: it has no sample()")
+        caller = _Caller(target, progress)
+        tests: list[LayerTest] = []
+        checks = {**_CHECKS, **(_KEYED_CHECKS if is_keyed(target) else {})}
+        for name, check in checks.items():
+            if plan.wants(name):
+                tests.append(_tested(name, check, caller, plan))
+                progress.tested(tests[-1])
+        form = "one id of the vocabulary per row"
+        tests.append(exact_test("calls", form, caller.calls, caller.broken, "call", caller.first))
+        progress.tested(tests[-1])
+        missed = () if is_keyed(target) else ("draws that depend on the batch: the target has no keys",)
+        return LayerResult(self.name, tuple(tests), tuple(checks), missed)
+
+
+@dataclass
+class _Case:
+    """A call with what is wrong about it, if something is."""
+
+    rows: int
+    wrong: int
+    evidence: Mapping[str, JSON] = field(default_factory=dict)
+
+
+class _BrokenCallError(Exception):
+    """A call had no usable answer; the caller has counted it."""
+
+
+class _Caller:
+    """Calls the target and judges the form of its answers: one id in [0, V) per row, and arguments left alone."""
+
+    def __init__(self, target: SamplerTarget, progress: Progress) -> None:
+        self.calls = 0
+        self.broken = 0
+        self.first: dict[str, JSON] = {}
+        self._target = target
+        self._progress = progress
+
+    def __call__(
+        self,
+        logits: NDArray[np.float32],
+        temperature: NDArray[np.float32],
+        seeds: NDArray[np.uint64],
+        positions: NDArray[np.int64],
+        may_refuse: bool = False,
+    ) -> NDArray[np.int64]:
+        """Tokens int64 [N]. Where the target may refuse, an error of its own is no fault.
+
+        Raises:
+            _BrokenCallError: there are none, or not of the right form.
+        """
+        self.calls += 1
+        given = (_copied(logits), temperature.copy(), seeds.copy(), positions.copy())
+        before = [argument.tobytes() for argument in given]
+        try:
+            answer = np.asarray(self._target.sample(*given))
+        except Exception as error:
+            if may_refuse:
+                raise _BrokenCallError from error
+            raised = f"{type(error).__name__}: {error}"[:300]
+            raise self._fault({"raised": raised, "width": logits.shape[-1]}) from error
+        self._progress.drawn(len(seeds))
+        if [argument.tobytes() for argument in given] != before:
+            raise self._fault({"changed": "its arguments"})
+        if answer.shape != seeds.shape or answer.dtype.kind not in "iu":
+            raise self._fault({"shape": list(answer.shape), "dtype": str(answer.dtype), "rows": len(seeds)})
+        tokens: NDArray[np.int64] = answer.astype(np.int64)
+        outside = np.flatnonzero((tokens < 0) | (tokens >= logits.shape[-1]))
+        if outside.size:
+            lane = int(outside[0])
+            key: dict[str, JSON] = {"seed": int(seeds[lane]), "position": int(positions[lane])}
+            raise self._fault({"drawn": int(tokens[lane]), "width": logits.shape[-1], **key})
+        return tokens
+
+    def _fault(self, evidence: dict[str, JSON]) -> _BrokenCallError:
+        self.broken += 1
+        self.first = self.first or evidence
+        return _BrokenCallError()
+
+
+def _copied(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A copy with the same strides, inside a copy of the table around it."""
+    if logits.flags.c_contiguous or logits.base is None:
+        return logits.copy()
+    return logits.base.copy()[:, : logits.shape[1]]
+
+
+Check = Callable[[_Caller, AuditPlan, np.random.Generator], Iterator[_Case]]
+
+
+def _tested(name: str, check: Check, caller: _Caller, plan: AuditPlan) -> LayerTest:
+    checked = wrong = 0
+    evidence: Mapping[str, JSON] = {}
+    try:
+        for case in check(caller, plan, plan.generator(name)):
+            checked += case.rows
+            wrong += case.wrong
+            evidence = evidence or (case.evidence if case.wrong else {})
+    except _BrokenCallError:
+        # The form of the answer is a test of its own; this one has seen what it has seen.
+        checked = max(checked, 1)
+    return exact_test(name, name, checked, wrong, "row", evidence)
+
+
+# What is asked
+
+
+def _masked(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+    """Most logits are -inf or NaN, in every block."""
+    for width in (129, plan.vocab_size):
+        rows = random.normal(size=(8, width)).astype(np.float32)
+        rows[:, random.random(width) < 0.9] = -np.inf
+        rows[:, random.random(width) < 0.02] = np.nan
+        rows[:, width // 2] = 0.0
+        tokens = call(rows, *_keys(random, 8))
+        impossible = ~np.isfinite(rows[np.arange(8), tokens])
+        yield _case(impossible, {"width": width}, tokens)
+
+
+def _one_left(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+    """One token has a finite logit, very low, so that whatever stands in for a masked one would win."""
+    for width in _widths(plan):
+        rows = np.full((4, width), -np.inf, np.float32)
+        rows[:, width - 1] = (-1e4, -100.0, 0.0, 1e4)
+        tokens = call(rows, *_keys(random, 4))
+        yield _case(tokens != width - 1, {"width": width, "expected": width - 1}, tokens)
+
+
+def _none_left(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+    """No token has a finite logit: an error of the target's, or an id of the vocabulary; the other row is drawn."""
+    rows = np.full((3, 129), -np.inf, np.float32)
+    rows[1] = np.nan
+    rows[2, 7] = 0.0
+    tokens = call(rows, *_keys(random, 3), may_refuse=True)
+    yield _case(tokens[2:] != 7, {"width": 129, "expected": 7}, tokens[2:])
+
+
+def _greedy(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+    """Temperature 0, with ties inside a block, across blocks and at the last id: the lowest id wins."""
+    for width in _widths(plan):
+        rows = random.normal(size=(4, width)).astype(np.float32)
+        rows[1, [width // 3, width - 1]] = 9.0
+        rows[2, width - 1] = 9.0
+        rows[3] = 0.0
+        seeds, positions = _keys(random, 4)[1:]
+        tokens = call(rows, np.zeros(4, np.float32), seeds, positions)
+        yield _case(tokens != rows.argmax(axis=1), {"width": width}, tokens, rows.argmax(axis=1))
+
+
+def _last_id(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+    """The last id leads by far: a block that is lost, or masked too early, draws another one."""
+    for width in _widths(plan):
+        rows = random.normal(size=(4, width)).astype(np.float32)
+        rows[:, width - 1] = _FAVOURITE
+        tokens = call(rows, *_keys(random, 4))
+        yield _case(tokens != width - 1, {"width": width, "expected": width - 1}, tokens)
+
+
+def _padding(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+    """All logits are far below 0, which is what forgotten padding holds."""
+    for width in _widths(plan):
+        rows = (random.normal(size=(4, width)) - _FAVOURITE).astype(np.float32)
+        yield _Case(len(call(rows, *_keys(random, 4))), 0)
+
+
+def _strides(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+    """Rows of a wider table whose other columns would win."""
+    for width in (129, 1025):
+        table = random.normal(size=(6, 2 * width)).astype(np.float32)
+        table[:, width:] = _FAVOURITE
+        temperature, seeds, positions = _keys(random, 6)
+        view = call(table[:, :width], temperature, seeds, positions)
+        alone = call(np.ascontiguousarray(table[:, :width]), temperature, seeds, positions)
+        yield _case(view != alone, {"width": width, "stride": 2 * width}, view, alone)
+
+
+def _far_keys(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+    """Seeds and positions at the ends of their ranges, temperatures far from 1."""
+    rows = random.normal(size=(_LANES, 129)).astype(np.float32)
+    temperature = np.resize(np.array([1e-3, 0.05, 1.0, 50.0], np.float32), _LANES)
+    seeds = np.resize(np.array(SEEDS, np.uint64), _LANES)
+    positions = np.resize(np.array(POSITIONS, np.int64), _LANES)
+    tokens = call(rows, temperature, seeds, positions)
+    cold = temperature < 0.01
+    gaps = rows.max(axis=1) - rows[np.arange(_LANES), tokens]
+    yield _case(cold & (gaps > 0.05), {"width": 129, "temperature": 1e-3}, tokens, rows.argmax(axis=1))
+
+
+def _repeats(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+    """The same call twice."""
+    rows, keys = random.normal(size=(_LANES, 1025)).astype(np.float32), _keys(random, _LANES)
+    first, again = call(rows, *keys), call(rows, *keys)
+    yield _case(first != again, {"width": 1025}, again, first)
+
+
+def _order_of_batch(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+    """The rows of a call in another order."""
+    for width in (129, 2053):
+        rows, keys = random.normal(size=(_LANES, width)).astype(np.float32), _keys(random, _LANES)
+        order = random.permutation(_LANES)
+        first, moved = call(rows, *keys), call(rows[order], *_some(keys, order))
+        yield _case(moved != first[order], _key_of(keys, order, moved != first[order], width), moved, first[order])
+
+
+def _company(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+    """Rows alone, in pairs, and at the end of a batch of others."""
+    rows, keys = random.normal(size=(_LANES, 1025)).astype(np.float32), _keys(random, _LANES)
+    together = call(rows, *keys)
+    for size in (1, 2, 5):
+        some = np.arange(_LANES - size, _LANES)
+        alone = call(rows[some], *_some(keys, some))
+        yield _case(alone != together[some], _key_of(keys, some, alone != together[some], 1025), alone, together[some])
+
+
+_CHECKS: dict[str, Check] = {
+    "masked ids are never drawn": _masked,
+    "a single possible id is drawn": _one_left,
+    "a row without a possible id": _none_left,
+    "temperature 0 draws the largest logit": _greedy,
+    "the last id can be drawn": _last_id,
+    "nothing behind the last id is drawn": _padding,
+    "rows with a stride": _strides,
+    "keys and temperatures at their ends": _far_keys,
+}
+_KEYED_CHECKS: dict[str, Check] = {
+    "the same call draws the same": _repeats,
+    "draws do not depend on the order of the batch": _order_of_batch,
+    "draws do not depend on the other rows": _company,
+}
+
+
+def _widths(plan: AuditPlan) -> list[int]:
+    edges = [block + change for block in BLOCKS for change in (-1, 0, 1)]
+    # Few different ones elsewhere, too: a compiler may make a kernel of each.
+    return sorted({1, 2, *edges, 2 * BLOCKS[-1] + 5, plan.vocab_size})
+
+
+def _keys(random: np.random.Generator, count: int) -> tuple[NDArray[np.float32], NDArray[np.uint64], NDArray[np.int64]]:
+    """Temperatures, seeds and positions of a call; no two seeds are equal."""
+    temperature = random.choice(np.array([0.7, 1.0, 1.3], np.float32), count)
+    return temperature, random.integers(0, 2**64, count, dtype=np.uint64), random.integers(0, 2**31, count)
+
+
+def _some(keys: _Keys, lanes: NDArray[np.int64]) -> _Keys:
+    temperature, seeds, positions = keys
+    return temperature[lanes], seeds[lanes], positions[lanes]
+
+
+def _key_of(
+    keys: _Keys,
+    lanes: NDArray[np.int64],
+    wrong: NDArray[np.bool_],
+    width: int,
+) -> dict[str, JSON]:
+    if not wrong.any():
+        return {}
+    lane = int(lanes[np.flatnonzero(wrong)[0]])
+    return {"width": width, "seed": int(keys[1][lane]), "position": int(keys[2][lane])}
+
+
+def _case(
+    wrong: NDArray[np.bool_],
+    evidence: Mapping[str, JSON],
+    drawn: NDArray[np.int64],
+    expected: NDArray[np.int64] | None = None,
+) -> _Case:
+    if not wrong.any():
+        return _Case(wrong.size, 0)
+    lane = int(np.flatnonzero(wrong)[0])
+    told = {} if expected is None else {"expected": int(expected[lane])}
+    return _Case(wrong.size, int(wrong.sum()), {"row": lane, "drawn": int(drawn[lane]), **evidence, **told})
