@@ -93,8 +93,8 @@ make_venv() {
 set_up() {
   local purpose=$1 extras
   case $purpose in
-    verify) extras=model ;;
-    test) extras=model,dev ;;
+    verify) extras=model,grammar ;;
+    test) extras=model,grammar,dev ;;
   esac
   up_to_date "$purpose" && return
   mkdir -p "$(dirname "$VENV")"

@@ -16,7 +16,7 @@ from mrv2.checks.findings import JSON, Finding
 from mrv2.checks.virtual.streams import active_runtime
 from mrv2.fuzz.targets.protocols import Runner, RunnerTarget
 from mrv2.fuzz.workload import Driver, Trace, Workload, WorkloadRequest, close
-from mrv2.refrunner.api import Handle, SamplingParams, Step
+from mrv2.refrunner.api import Grammar, Handle, SamplingParams, Step
 
 MODEL = "tiny"
 
@@ -124,7 +124,10 @@ def workload_from_json(content: Mapping[str, JSON]) -> Workload:
     try:
         values: dict[str, Any] = {**content}
         requests = tuple(_request(request) for request in values.pop("requests"))
-        capacities = {str(name): int(value) for name, value in values.pop("capacities").items()}
+        capacities = {
+            str(name): value if isinstance(value, bool) else int(value)
+            for name, value in values.pop("capacities").items()
+        }
         windows = tuple(int(window) for window in values.pop("windows"))
         numbers = {name: int(value) for name, value in values.items()}
         return Workload(requests, capacities, windows=windows, **numbers)
@@ -144,7 +147,10 @@ def _tuples(value: Any) -> Any:
 
 def _request(content: Mapping[str, Any]) -> WorkloadRequest:
     values = dict(content)
-    values["sampling"] = SamplingParams(**{name: _tuples(value) for name, value in values["sampling"].items()})
+    sampling = {name: _tuples(value) for name, value in values["sampling"].items()}
+    if sampling.get("grammar") is not None:
+        sampling["grammar"] = Grammar(**sampling["grammar"])
+    values["sampling"] = SamplingParams(**sampling)
     for name in ("prompt", "preempt_after"):
         values[name] = tuple(int(item) for item in values[name])
     return WorkloadRequest(**values)

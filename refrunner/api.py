@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from .grammar.spec import Grammar as Grammar
 from .sampling_params import SamplingParams as SamplingParams
 
 
@@ -64,6 +65,9 @@ class Step:
         drafts: draft tokens per request among those scheduled (empty without speculation).
         block_copies: KV blocks, source and target, copied before anything is computed; each target is in
             ``new_blocks``.
+        arrived: tokens of requests with a grammar that were drawn by earlier steps and have arrived on the host, in
+            order, each once. Before such a request draws again, all of its tokens must have arrived. One in ``new``
+            brings its tokens itself.
     """
 
     finished: tuple[str, ...] = ()
@@ -73,6 +77,7 @@ class Step:
     new_blocks: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     drafts: Mapping[str, int] = field(default_factory=dict)
     block_copies: tuple[tuple[int, int], ...] = ()
+    arrived: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

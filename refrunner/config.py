@@ -67,6 +67,8 @@ class RunnerConfig:
             writes them to pinned host memory, where the gather kernel reads them in place.
         staged_writes: ``"copied"``, in the step's one upload; or ``"in_place"``, read from the pinned slot by the
             kernel that scatters them.
+        grammars: requests may carry a grammar: memory for masks is allocated, and the library that reads grammars must
+            be installed.
         scheduling: ``"fcfs"``, in order of arrival, or ``"priority"``, in order of the requests' priorities.
         poison: fill freed rows, unused KV blocks, padding lanes and fresh device memory with values that would show in
             the output if anything read them; for verification only.
@@ -95,6 +97,7 @@ class RunnerConfig:
     zero_new_blocks: bool = False
     prompt_tokens: str = "staged"
     staged_writes: str = "copied"
+    grammars: bool = False
     scheduling: str = "fcfs"
     poison: bool = False
 

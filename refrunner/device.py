@@ -36,7 +36,8 @@ class Device:
     """Streams, events and pinned memory of one device.
 
     On CUDA there are two streams: ``main_stream`` (the one current when the runner was made) runs the whole
-    step, and ``copy_stream`` downloads results. On the CPU every operation is over when its call returns.
+    step, and ``copy_stream`` downloads results; ``new_stream`` makes more. On the CPU every operation is over when its
+    call returns.
     """
 
     def __init__(self, name: str) -> None:
@@ -57,6 +58,24 @@ class Device:
         events of the pinned ring would mark the wrong stream.
         """
         return nullcontext() if self.main_stream is None else torch.cuda.stream(self.main_stream)
+
+    def new_stream(self, *memory: Tensor) -> torch.cuda.Stream | None:
+        """A further stream, whose work may use some device memory for as long as it lives; None on the CPU."""
+        if not self.asynchronous:
+            return None
+        stream = torch.cuda.Stream(self.torch_device)
+        for tensor in memory:
+            tensor.record_stream(stream)
+        return stream
+
+    def on_stream(self, stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
+        """Scope in which a stream of ``new_stream`` is current."""
+        return nullcontext() if stream is None else torch.cuda.stream(stream)
+
+    def wait_for(self, event: Event) -> None:
+        """Let the current stream's further work wait for an event; the host does not."""
+        if isinstance(event, torch.cuda.Event):
+            torch.cuda.current_stream(self.torch_device).wait_event(event)
 
     def pinned_empty(self, size: int, dtype: torch.dtype) -> Tensor:
         """Uninitialised host memory, [size]; page-locked if the device reads it asynchronously."""

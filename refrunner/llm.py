@@ -10,7 +10,9 @@ from typing import Any
 from .api import LogitsFault, SamplingParams, TokenLogprobs
 from .config import RunnerConfig
 from .engine import Engine
-from .errors import RequestError
+from .errors import ConfigurationError, RequestError
+from .grammar.compiler import GrammarCompiler
+from .grammar.spec import dead_end
 from .kv_groups import KVGroups
 from .model_runner import ModelRunner
 from .models.checkpoint import Checkpoint, load_checkpoint
@@ -33,11 +35,12 @@ class Completion:
         text: the generated tokens as text; empty if there is no tokenizer.
         token_ids: generated tokens, a final stop token included.
         logprobs: natural log-probability of each under the model's own distribution.
-        finish_reason: ``"stop"``, ``"length"`` or ``"abort"``.
+        finish_reason: ``"stop"``, ``"length"``, ``"abort"`` or ``"error"``.
         seed: seed of the request's noise, also when it was drawn here; None for greedy requests without one.
         top_logprobs: more on each token, if ``SamplingParams.logprobs`` or ``logprob_token_ids`` asks for it.
         prompt_logprobs: on each token of the prompt, None for the first; None without ``prompt_logprobs``.
         faults: by index of the token, where the model's logits were NaN or left nothing to draw from.
+        error: why it ended, with ``"error"``; nobody raises it.
     """
 
     text: str
@@ -48,6 +51,7 @@ class Completion:
     top_logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     faults: Mapping[int, LogitsFault] = field(default_factory=dict)
+    error: RequestError | None = None
 
 
 @dataclass(frozen=True)
@@ -82,10 +86,11 @@ class LLM:
     """
 
     def __init__(self, checkpoint: Checkpoint, config: RunnerConfig, tokenizer: Tokenizer | None = None) -> None:
-        runner = ModelRunner(config, checkpoint.config, checkpoint.tensors)
+        grammars = _grammar_compiler(checkpoint, tokenizer) if config.grammars else None
+        runner = ModelRunner(config, checkpoint.config, checkpoint.tensors, grammars)
         windows = KVGroups.of_layers(checkpoint.config.layer_windows).windows
         self._engine = Engine(runner, runner.config, windows)
-        self._reader = PromptReader(checkpoint.config, tokenizer, config.scheduling)
+        self._reader = PromptReader(checkpoint.config, tokenizer, config.scheduling, grammars)
         self._tokenizer = tokenizer
         self._num_requests = 0
 
@@ -245,6 +250,7 @@ class TokenStream(Iterator[Delta]):
                 tuple(request.top_logprobs),
                 request.prompt_logprobs,
                 dict(request.faults),
+                dead_end(request.request_id) if request.finish_reason == "error" else None,
             )
             for request in self._requests
         ]
@@ -279,6 +285,17 @@ class TokenStream(Iterator[Delta]):
         """Once nobody waits for anything, tell the runner who has left, so that rows and blocks are free."""
         if not self._engine.requests and self._engine.is_usable:
             self._engine.drain()
+
+
+def _grammar_compiler(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> GrammarCompiler:
+    if tokenizer is None:
+        raise ConfigurationError(
+            "RunnerConfig.grammars=True without a tokenizer",
+            "grammars need the bytes that each token writes",
+            "a grammar is about text, and a mask is about tokens",
+            "LLM.from_model(), which loads the tokenizer, or grammars=False",
+        )
+    return GrammarCompiler(tokenizer.vocabulary(), checkpoint.config.vocab_size)
 
 
 def _text(tokenizer: Tokenizer | None, request: TrackedRequest) -> str:

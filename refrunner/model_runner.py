@@ -28,6 +28,8 @@ from .config import SMALLEST_POOL, RunnerConfig
 from .device import Device
 from .errors import ConfigurationError, StepError
 from .fresh_memory import fresh_memory
+from .grammar.compiler import GrammarCompiler
+from .grammar.stage import GrammarStage, NoGrammars
 from .graphs.candidates import BatchNeeds, Candidate
 from .graphs.manager import GraphManager
 from .input_batch import BatchShape, InputBatch, InputBatchBuilder
@@ -53,7 +55,13 @@ class ModelRunner:
         batch: inputs of the last step; None if that step built none.
     """
 
-    def __init__(self, config: RunnerConfig, model: LlamaConfig, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        config: RunnerConfig,
+        model: LlamaConfig,
+        tensors: Mapping[str, Tensor],
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
         """Make a runner that is ready: phases init, profile and capture; ``execute`` is the fourth.
 
         Everything that a step needs is allocated, loaded and captured here; nothing is allocated per request later.
@@ -61,11 +69,14 @@ class ModelRunner:
         Args:
             model: the architecture.
             tensors: weights under their Hugging Face names.
+            grammars: reads the grammars of requests, with ``RunnerConfig.grammars``; for this model's vocabulary.
 
         Raises:
             ConfigurationError: sequences could become longer than the model's context, or the memory is not there.
         """
         _check_context(config, model)
+        _check_grammars(config, model, grammars)
+        self._compiler = grammars
         self._device = Device(config.device)
         with self._device.on_main_stream():
             kernels, place = config.attention == "triton", self._device.torch_device
@@ -87,6 +98,7 @@ class ModelRunner:
         with allocating(config, model):
             self._states = RequestStates(config, self._device, model.vocab_size)
             self._sampler = Sampler(config, self._device, model.vocab_size)
+            self._grammar = self._grammar_stage(config, model.vocab_size)
             self._prompt_logprobs = PromptLogprobs(config, self._device, self._sampler)
             self._builder = InputBatchBuilder(config, self._device, model.vocab_size, windows)
             backend = TritonPagedAttention if config.attention == "triton" else TorchReferenceAttention
@@ -101,6 +113,11 @@ class ModelRunner:
         self._upkeep = BlockUpkeep(config, self._attention)
         self._turn = threading.Lock()
         self._closed = False
+
+    def _grammar_stage(self, config: RunnerConfig, vocab_size: int) -> GrammarStage | NoGrammars:
+        if self._compiler is None:
+            return NoGrammars()
+        return GrammarStage(config, self._device, self._compiler, vocab_size)
 
     @torch.inference_mode()
     def _capture(self) -> None:
@@ -120,7 +137,9 @@ class ModelRunner:
         batch = self._pad(shape)
         hidden = self._forward(batch, None)
         self._model.compute_logits(hidden[: self.config.prompt_logprobs_chunk])  # often more than those of all draws
-        sampled = self._sampler.warm_up(self._model.compute_logits(hidden[: shape.num_requests]), self._states)
+        logits = self._model.compute_logits(hidden[: shape.num_requests])
+        self._grammar.warm_up(logits)
+        sampled = self._sampler.warm_up(logits, self._states)
         self._states.warm_up()
         self._builder.block_tables.warm_up()
         self._upkeep.warm_up(batch.rows)
@@ -196,6 +215,7 @@ class ModelRunner:
             return EmptyOutput()
         self.batch = self._builder.build(layout, self._states, upload)
         hidden = self._forward(self.batch, graph)
+        self._grammar.upload(self._drawing(step, self.batch))
         sampled = self._sample(self.batch, hidden)
         prompts = self._prompt_logprobs.advance(self.batch, hidden, self._model.compute_logits, self._states)
         output = self._download(step, self.batch, sampled, prompts)
@@ -205,12 +225,15 @@ class ModelRunner:
     def _checked(self, step: Step) -> Step:
         tables = self._builder.block_tables
         num_blocks = {name: tuple(tables.num_blocks[:, row].tolist()) for name, row in self._states.row_of.items()}
-        return self._checker.check(step, self._computed, self._total, num_blocks, self._holders.of_block)
+        step = self._checker.check(step, self._computed, self._total, num_blocks, self._holders.of_block)
+        self._grammar.check(step, self._computed, self._total)
+        return step
 
     def _change_requests(self, step: Step) -> None:
         """Free the rows of requests that leave or are replaced, then give rows and blocks to those that come."""
         replaced = [request.request_id for request in step.new if request.request_id in self._states.row_of]
         left = [self._remove(name) for name in dict.fromkeys((*step.finished, *step.preempted, *replaced))]
+        self._grammar.change(step)
         for request in step.new:
             row = self._states.add(request)
             self._sampler.add(row, request)
@@ -258,16 +281,21 @@ class ModelRunner:
     def _sample(self, batch: InputBatch, hidden: Tensor) -> SamplerOutput:
         """Draw a token for each request from the logits of its last lane."""
         logits = self._model.compute_logits(hidden.index_select(0, batch.last_lanes))
+        self._grammar.apply(logits)
         return self._sampler.sample(logits, batch, self._states)
 
     def _download(
         self, step: Step, batch: InputBatch, sampled: SamplerOutput, prompts: tuple[PromptReport, ...]
     ) -> AsyncOutput | EmptyOutput:
         """Enqueue the download; only draws of requests whose known tokens are all computed now count."""
-        finished_prefill = frozenset(name for name in batch.request_ids if self._reaches_end(step, name))
+        finished_prefill = frozenset(name for name, _ in self._drawing(step, batch))
         if not finished_prefill:
             return EmptyOutput()
         return AsyncOutput(self._device, batch.request_ids, finished_prefill, sampled, prompts)
+
+    def _drawing(self, step: Step, batch: InputBatch) -> list[tuple[str, int]]:
+        """Requests whose draws count, each with its row of logits."""
+        return [(name, row) for row, name in enumerate(batch.request_ids) if self._reaches_end(step, name)]
 
     def _reaches_end(self, step: Step, request_id: str) -> bool:
         return self._computed[request_id] + step.scheduled[request_id] >= self._total[request_id]
@@ -303,4 +331,16 @@ def _check_context(config: RunnerConfig, model: LlamaConfig) -> None:
             f"the model was made for {context} positions",
             "beyond them its rotary angles were never trained, and it would answer nonsense without an error",
             f"max_model_len={context} or less",
+        )
+
+
+def _check_grammars(config: RunnerConfig, model: LlamaConfig, grammars: GrammarCompiler | None) -> None:
+    compiled_for = None if grammars is None else grammars.vocab_size
+    if compiled_for != (model.vocab_size if config.grammars else None):
+        raise ConfigurationError(
+            f"RunnerConfig.grammars={config.grammars!r} with a GrammarCompiler for "
+            f"{'no vocabulary' if compiled_for is None else f'{compiled_for} tokens'}",
+            f"with grammars a runner is given a compiler for the model's {model.vocab_size} tokens, without them none",
+            "a mask has a bit for each of the model's logits, and one for another vocabulary would forbid other tokens",
+            "GrammarCompiler(tokenizer.vocabulary(), model.vocab_size), or grammars=False and no compiler",
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 from .api import SamplingParams, whole_number
 from .errors import RequestError, shown
+from .grammar.compiler import GrammarCompiler
 from .models.config import LlamaConfig
 from .models.tokenizer import Tokenizer
 
@@ -16,8 +17,15 @@ from .models.tokenizer import Tokenizer
 class PromptReader:
     """Reads prompts and parameters for one model."""
 
-    def __init__(self, model: LlamaConfig, tokenizer: Tokenizer | None, scheduling: str = "fcfs") -> None:
+    def __init__(
+        self,
+        model: LlamaConfig,
+        tokenizer: Tokenizer | None,
+        scheduling: str = "fcfs",
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
         self._model = model
+        self._grammars = grammars
         self._tokenizer = tokenizer
         self._scheduling = scheduling
 
@@ -90,7 +98,7 @@ class PromptReader:
         return [self._complete(params) for params in sampling]  # type: ignore[attr-defined]
 
     def _complete(self, params: SamplingParams) -> SamplingParams:
-        """Fill in the model's stop tokens, and a seed where one is needed."""
+        """Fill in the model's stop tokens, and a seed where one is needed; a grammar is compiled."""
         vocab_size = self._model.vocab_size
         outside = params.outside(vocab_size)
         if outside is not None:
@@ -106,7 +114,22 @@ class PromptReader:
         elif params.temperature > 0:
             seed = secrets.randbits(64)
         stops = params.stop_token_ids or tuple(self._model.eos_token_ids)
-        return replace(params, seed=seed, stop_token_ids=stops)
+        complete = replace(params, seed=seed, stop_token_ids=stops)
+        self._check_grammar(complete)
+        return complete
+
+    def _check_grammar(self, params: SamplingParams) -> None:
+        """Compile the grammar now: in a step it would hold up everybody."""
+        if params.grammar is None:
+            return
+        if self._grammars is None:
+            raise RequestError(
+                f"SamplingParams.grammar={shown(params.grammar)}",
+                "this engine was made without grammars",
+                "memory for masks is allocated at start, and a grammar that is ignored gives text that breaks it",
+                "LLM.from_model(..., grammars=True), or grammar=None",
+            )
+        self._grammars.compile(params)
 
     def _check_token_ids(self, prompt: Sequence[int]) -> list[int]:
         vocab_size = self._model.vocab_size

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from .errors import RequestError, shown
+from .grammar.spec import Grammar, grammar_fault
 
 SEED_RANGE = (-(2**63), 2**64)
 # Everything is computed in float32, whose largest number is 3.4e38. A logit below 1e6 with the largest
@@ -34,8 +35,8 @@ _IDS = "a tuple of token ids, whole numbers from 0"
 class SamplingParams:
     """How the tokens of one request are chosen.
 
-    The order is fixed, since the stages do not commute: allowed ids, bias, minimum of tokens, penalties, bad words,
-    temperature, min-p, top-k, top-p, draw. Each stage sees the logits that the stages before it left.
+    The order is fixed, since the stages do not commute: grammar, allowed ids, bias, minimum of tokens, penalties, bad
+    words, temperature, min-p, top-k, top-p, draw. Each stage sees the logits that the stages before it left.
 
     Attributes:
         temperature: 0 picks the most likely token (lowest id on a tie); above 0 the logits are divided by it
@@ -60,6 +61,8 @@ class SamplingParams:
             reports the drawn one's log-probability alone.
         logprob_token_ids: tokens that are reported beside them, whatever their rank.
         prompt_logprobs: how many to report with each token of the prompt, likewise; None reports none.
+        grammar: what the generated text must be, see :class:`Grammar`; applied before everything else, also to the
+            logits that are reported as the model's own. None allows every text.
 
     Raises:
         RequestError: a value is of the wrong type, negative, not finite, or out of range.
@@ -82,6 +85,7 @@ class SamplingParams:
     logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         self._check_temperature()
@@ -92,6 +96,7 @@ class SamplingParams:
         self._check_token_lists()
         self._check_bad_words()
         self._check_logprobs()
+        self._check_grammar()
 
     def outside(self, vocab_size: int) -> tuple[str, int] | None:
         """A token id that a vocabulary of this size lacks, with the attribute that names it; None if there is none."""
@@ -253,6 +258,12 @@ class SamplingParams:
                     "so many are picked out and sorted on the device",
                     f"{name}={FULL_VOCABULARY} for the whole vocabulary, or fewer",
                 )
+
+    def _check_grammar(self) -> None:
+        fault = None if self.grammar is None else grammar_fault(self.grammar)
+        if fault is not None:
+            rule, remedy = fault
+            self._refuse("grammar", rule, "the text is read by the kind's own rules, once for many requests", remedy)
 
 
 def _is_int(value: object) -> bool:

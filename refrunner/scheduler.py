@@ -43,7 +43,9 @@ class TrackedRequest:
         num_computed: tokens computed by all steps scheduled so far.
         in_flight: draws scheduled whose tokens have not arrived.
         was_preempted: whether it has lost its row before.
-        finish_reason: ``"stop"``, ``"length"`` or ``"abort"`` once it is over.
+        num_told: leading tokens whose values the runner has.
+        finish_reason: once it is over, ``"stop"``, ``"length"``, ``"abort"``, or ``"error"`` if its grammar left
+            nothing to draw.
     """
 
     request_id: str
@@ -59,6 +61,7 @@ class TrackedRequest:
     num_computed: int = 0
     in_flight: int = 0
     was_preempted: bool = False
+    num_told: int = 0
     finish_reason: str | None = None
 
     @property
@@ -90,13 +93,17 @@ class _Decision:
     scheduled: dict[str, int] = field(default_factory=dict)
     new_blocks: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     new: list[NewRequest] = field(default_factory=list)
+    arrived: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def add(self, request: TrackedRequest, count: int, blocks: tuple[tuple[int, ...], ...]) -> None:
-        """Schedule ``count`` tokens of a request, which gets ``blocks``."""
+        """Schedule ``count`` tokens of a request, which gets ``blocks``; a grammar is told what has arrived."""
         self.scheduled[request.request_id] = count
         self.budget -= count
         if any(blocks):
             self.new_blocks[request.request_id] = blocks
+        if request.sampling.grammar is not None and request.num_told < len(request.token_ids):
+            self.arrived[request.request_id] = tuple(request.token_ids[request.num_told :])
+        request.num_told = len(request.token_ids)
 
 
 class Scheduler:
@@ -197,6 +204,7 @@ class Scheduler:
             scheduled=decision.scheduled,
             new_blocks=decision.new_blocks,
             block_copies=self._blocks.take_copies(),
+            arrived=decision.arrived,
         )
         self._finished_since_last_step.clear()
         self._preempted_since_last_step.clear()
@@ -209,14 +217,21 @@ class Scheduler:
             request.in_flight -= 1
             # A request may have ended while its draw was in flight: aborted, or stopped by an earlier token.
             if request.finish_reason is None:
-                request.take(output)
-                self._finish_if_complete(request)
+                self._take(request, output)
+
+    def _take(self, request: TrackedRequest, output: StepOutput) -> None:
+        fault = output.faults.get(request.request_id)
+        if request.sampling.grammar is not None and fault is not None and fault.exhausted:
+            self._finish(request, "error")  # what was drawn from nothing is no token of the text
+            return
+        request.take(output)
+        self._finish_if_complete(request)
 
     def _schedule_running(self, request: TrackedRequest, decision: _Decision) -> None:
         """Schedule one running request if it can advance."""
         self._blocks.advance(request.blocks, request.token_ids, request.num_computed)
         count = min(decision.budget, request.num_tokens - request.num_computed)
-        if count <= 0 or self._has_all_draws(request):
+        if count <= 0 or self._has_all_draws(request) or _waits_for_its_tokens(request):
             return
         end = request.num_computed + count
         if self._make_room(request, self._blocks.missing(request.blocks, end), decision):
@@ -243,7 +258,7 @@ class Scheduler:
         used = self._blocks.start(request.blocks, match, end, reserve)
         if used is None:
             return False
-        request.num_computed = used.num_tokens
+        request.num_computed, request.num_told = used.num_tokens, len(tokens)
         decision.add(request, min(decision.budget, end - used.num_tokens), tuple(map(tuple, request.blocks.tables)))
         decision.new.append(
             NewRequest(request.request_id, tuple(tokens), request.prompt_len, request.sampling, used.num_tokens)
@@ -332,6 +347,11 @@ class Scheduler:
 
 def _turn(request: TrackedRequest) -> tuple[int, int]:
     return request.turn
+
+
+def _waits_for_its_tokens(request: TrackedRequest) -> bool:
+    """Whether the next draw needs the values of tokens that are in flight, and not only their number."""
+    return request.sampling.grammar is not None and request.in_flight > 0
 
 
 def _wants_every_prompt_token(request: TrackedRequest) -> bool:

@@ -80,6 +80,7 @@ def log_start(config: RunnerConfig, model: LlamaConfig, description: str, captur
         "graphs": f"{graphs}; the sampler outside",
         "sampler": f"Triton, {'every stage for everybody' if config.force_sampler_stages else 'stages as asked for'}; "
         f"reports {config.logprobs_mode}",
+        "grammars": "llguidance, masks on a stream of their own" if config.grammars else "refused",
         "prompt tokens": config.prompt_tokens,
         "staged writes": config.staged_writes,
         "scheduler": f"{config.scheduling}, {config.steps_in_flight} steps in flight; prefix caching "

@@ -21,7 +21,7 @@ def plain_step(step: object) -> Step:
         StepError: a part is missing or of the wrong type. A float would be cut to a whole number somewhere below, and
             a text taken for the sequence of its characters.
     """
-    finished, preempted, new, scheduled, new_blocks, drafts, copies = _parts(step, Step, "step")
+    finished, preempted, new, scheduled, new_blocks, drafts, copies, arrived = _parts(step, Step, "step")
     return Step(
         finished=tuple(_request_id(name, "Step.finished") for name in _sequence(finished, "Step.finished")),
         preempted=tuple(_request_id(name, "Step.preempted") for name in _sequence(preempted, "Step.preempted")),
@@ -33,6 +33,10 @@ def plain_step(step: object) -> Step:
         },
         drafts=_counts(drafts, "Step.drafts"),
         block_copies=tuple(_block_copy(copy) for copy in _sequence(copies, "Step.block_copies")),
+        arrived={
+            name: _whole_numbers(tokens, f"Step.arrived[{shown(name)}]")
+            for name, tokens in _mapping(arrived, "Step.arrived").items()
+        },
     )
 
 

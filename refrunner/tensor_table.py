@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 DEVICE, PINNED = "device", "pinned host"
-MAIN, COPY, HOST = "main", "copy", "host"
+MAIN, COPY, UPLOAD, HOST = "main", "copy", "upload", "host"
 #: Written when it is made, in the current stream, and never again.
 CONSTANT = "nobody after its making"
 
@@ -128,6 +128,15 @@ TABLE = (
     ),
     Entry(
         "ModelRunner._ring._slots(*).memory", "snapshot of what a step uploads", "[bytes] u8",
+        PINNED, "until the event of its last reader", ("the host",), HOST,
+    ),
+    Entry(
+        "ModelRunner._grammar._masks.memory",
+        "masks of grammars, and the row of logits that each is for", "[R + R * V / 32] i32",
+        DEVICE, "step; address fixed", ("copy_",), UPLOAD,
+    ),
+    Entry(
+        "ModelRunner._grammar._masks._ring._slots(*).memory", "masks as they are made", "[bytes] u8",
         PINNED, "until the event of its last reader", ("the host",), HOST,
     ),
     Entry(

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from .catalogue import MUTATIONS
 from .edges import EDGES
+from .grammar import EDGES as MASK_EDGES
+from .grammar import MASKS
 from .ordering import ORDERING
 from .source import Mutation, mutated_package
 from .targets import MutantTarget, mutant
 from .waiting import WAITING
 
-__all__ = ["EDGES", "MUTATIONS", "ORDERING", "WAITING", "MutantTarget", "Mutation", "mutant", "mutated_package"]
+__all__ = [
+    "EDGES", "MASKS", "MASK_EDGES", "MUTATIONS", "ORDERING", "WAITING", "MutantTarget", "Mutation", "mutant",
+    "mutated_package",
+]  # fmt: skip
 
-_ALL = (*MUTATIONS, *EDGES, *ORDERING, *WAITING)
+_ALL = (*MUTATIONS, *EDGES, *ORDERING, *WAITING, *MASKS, *MASK_EDGES)
 
 
 def __dir__() -> list[str]:

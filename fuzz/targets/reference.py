@@ -56,7 +56,9 @@ class ReferenceTarget:
         settings = {name: value for name, value in config.items() if name != "model"}
         runner_config = self._module("config").RunnerConfig(**settings)
         checkpoint = self._checkpoint(reference)
-        runner = self._module("model_runner").ModelRunner(runner_config, checkpoint.config, checkpoint.tensors)
+        runner = self._module("model_runner").ModelRunner(
+            runner_config, checkpoint.config, checkpoint.tensors, self._grammars(runner_config, checkpoint)
+        )
         return ReferenceRunner(runner, self._site)
 
     def sampler(self) -> ReferenceSampler:
@@ -70,6 +72,13 @@ class ReferenceTarget:
         if reference not in self._checkpoints:
             self._checkpoints[reference] = self._module("models.checkpoint").load_checkpoint(reference)
         return self._checkpoints[reference]
+
+    def _grammars(self, config: Any, checkpoint: Any) -> Any:
+        """What reads grammars for the model's own vocabulary; None for a runner without them."""
+        if not config.grammars:
+            return None
+        tokenizer = self._module("models.tokenizer").load_tokenizer(checkpoint)
+        return self._module("grammar.compiler").GrammarCompiler(tokenizer.vocabulary(), checkpoint.config.vocab_size)
 
     def _site(self, field: str) -> Site | None:
         if field not in PRODUCERS:

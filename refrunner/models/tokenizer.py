@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from ..errors import CheckpointError
 from .faults import located, optional_module, parsing
 from .hugging_face import check_regular_file
+from .vocabulary import Vocabulary, byte_symbols, vocabulary_of
 from .weights import Checkpoint
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -29,6 +30,10 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ``token_ids``, special tokens written out; bytes that are no UTF-8 become U+FFFD."""
+        ...
+
+    def vocabulary(self) -> Vocabulary:
+        """Return what each token writes."""
         ...
 
 
@@ -72,6 +77,10 @@ class ByteTokenizer:
         """Return the text whose UTF-8 bytes are ``token_ids``, each 0 to 255."""
         return bytes(token_ids).decode("utf-8", errors="replace")
 
+    def vocabulary(self) -> Vocabulary:
+        """Return one byte per token."""
+        return Vocabulary(tuple(bytes([byte]) for byte in range(256)), (), self.encode)
+
 
 @dataclass(frozen=True)
 class _FileTokenizer:
@@ -86,16 +95,13 @@ class _FileTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self.library_tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
+    def vocabulary(self) -> Vocabulary:
+        return vocabulary_of(self.library_tokenizer)
+
 
 def byte_tokenizer_json() -> dict[str, Any]:
-    """Return the content of a ``tokenizer.json`` that does what ``ByteTokenizer`` does.
-
-    Byte-level vocabularies write each byte as one visible character: a printable Latin-1 byte as itself, the others
-    as the characters from U+0100 on, in order.
-    """
-    visible = [byte for byte in range(256) if 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    symbols = {byte: chr(byte) for byte in visible} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
+    """Return the content of a ``tokenizer.json`` that does what ``ByteTokenizer`` does."""
+    symbols = {byte: symbol for symbol, byte in byte_symbols().items()}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return {
         "version": "1.0",

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..api import NewRequest, SamplingParams, TokenLogprobs
 from ..errors import RequestError
+from .grammar import GrammarOracle
 from .llama import LlamaOracle, check_vocabulary
 from .noise import Purpose, gumbel
 from .sampling import Drawing, filtered, is_plain, log_softmax, magnitude, process, report
@@ -70,10 +71,12 @@ class Oracle:
 
     Args:
         model: the model; float64 for a reference.
+        grammars: reads grammars; needed for requests that have one.
     """
 
-    def __init__(self, model: LlamaOracle) -> None:
+    def __init__(self, model: LlamaOracle, grammars: GrammarOracle | None = None) -> None:
         self.model = model
+        self._grammars = grammars
 
     def generate(self, request: NewRequest) -> OracleTokens:
         """Continue a request token by token until ``max_tokens`` or a stop token; every token costs a whole pass.
@@ -86,7 +89,7 @@ class Oracle:
         _check(request)
         tokens, logprobs = list(request.token_ids), []
         while len(tokens) < request.prompt_len + request.sampling.max_tokens:
-            logits = self._logits(tokens)[-1]
+            logits = self._masked(self._logits(tokens)[-1], request, tokens)
             tokens.append(_choose(_draw(logits, request, tokens), request.sampling))
             logprobs.append(float(log_softmax(logits)[tokens[-1]]))
             if tokens[-1] in request.sampling.stop_token_ids:
@@ -110,7 +113,7 @@ class Oracle:
         tokens = [*request.token_ids, *token_ids]
         logits = self._logits(tokens[:-1])[known - 1 :]
         return tuple(
-            _score(row, request, tokens[:position], token)
+            _score(self._masked(row, request, tokens[:position]), request, tokens[:position], token)
             for position, (row, token) in enumerate(zip(logits, token_ids, strict=True), start=known)
         )
 
@@ -126,6 +129,19 @@ class Oracle:
         count, fixed = sampling.prompt_logprobs, sampling.logprob_token_ids
         pairs = zip(rows, prompt[1:], strict=True)
         return (None, *(report(row, token, count, fixed) for row, token in pairs))
+
+    def _masked(self, logits: NDArray[np.float64], request: NewRequest, tokens: Sequence[int]) -> NDArray[np.float64]:
+        """The logits that the request's grammar leaves; they count as the model's own from here on."""
+        if request.sampling.grammar is None:
+            return logits
+        if self._grammars is None:
+            raise RequestError(
+                f"request {request.request_id!r} with a grammar",
+                "this oracle was made without grammars",
+                "whoever ignores a grammar draws other tokens",
+                "Oracle(model, GrammarOracle(...)) with the model's vocabulary",
+            )
+        return np.where(self._grammars.allowed(request, tokens), logits, -np.inf)
 
     def _logits(self, tokens: Sequence[int]) -> NDArray[np.float64]:
         logits: NDArray[np.float64] = self.model.logits(tokens).numpy().astype(np.float64)
@@ -152,9 +168,14 @@ def _score(logits: NDArray[np.float64], request: NewRequest, before: Sequence[in
         scores=(float(scores[choice]), float(scores[observed])),
         logits=(float(logits[choice]), float(logits[observed])),
         top_logit=float(logits.max()),
-        mean_drop=float(np.exp(logprobs) @ (logits.max() - logits)),
+        mean_drop=_mean_drop(logits, logprobs),
         drawing=None if is_plain(request.sampling) else drawing,
     )
+
+
+def _mean_drop(logits: NDArray[np.float64], logprobs: NDArray[np.float64]) -> float:
+    possible = logits > -np.inf  # what is forbidden has no share in a mean, though it is infinitely far
+    return float(np.exp(logprobs[possible]) @ (logits.max() - logits[possible]))
 
 
 def _draw(logits: NDArray[np.float64], request: NewRequest, before: Sequence[int]) -> Drawing:

@@ -256,7 +256,12 @@ def _noise_error(scaled: float, score: float) -> float:
 
 
 def log_softmax_error(token: ScoredToken, vocab_size: int) -> float:
-    """Bound on the error of a float32 log-softmax kernel for the observed token, given its float32 logits."""
+    """Bound on the error of a float32 log-softmax kernel for the observed token, given its float32 logits.
+
+    A token that cannot be has a log-probability of minus infinity, exactly.
+    """
+    if token.logprob == -math.inf:
+        return 0.0
     below_top = token.top_logit - token.logits[1]
     return float(_kernel_error(np.array(below_top), np.array(token.logprob), token.mean_drop, vocab_size))
 

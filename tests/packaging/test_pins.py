@@ -19,7 +19,7 @@ def test_each_line_is_one_exact_pin():
     assert [name for name, version in PINS.items() if not version] == []
 
 
-@pytest.mark.parametrize("requirement", PROJECT["dependencies"] + EXTRAS["model"] + EXTRAS["dev"])
+@pytest.mark.parametrize("requirement", PROJECT["dependencies"] + EXTRAS["model"] + EXTRAS["grammar"] + EXTRAS["dev"])
 def test_pin_is_in_the_range(requirement):
     wanted = Requirement(requirement)
     assert wanted.specifier.contains(PINS[canonicalize_name(wanted.name)])

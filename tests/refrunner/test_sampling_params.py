@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mrv2.refrunner.api import SamplingParams
+from mrv2.refrunner.api import Grammar, SamplingParams
 from mrv2.refrunner.errors import RequestError
 
 NAN, INF = float("nan"), float("inf")
@@ -23,6 +23,7 @@ REFUSED = {
     "bad_words": (((),), (1,), [(1,)], ((1, -1),), ((1,),) * 129, ((1,) * 1025,)),
     "logprobs": (-2, 1025, 1.0, True),
     "prompt_logprobs": (-2, 1025, "1"),
+    "grammar": ("[0-9]", ("regex", "a"), Grammar("yaml", "a"), Grammar("regex", b"a"), Grammar(None, "a")),
 }
 ACCEPTED = {
     "top_k": (0, 1, 2**31 - 1),
@@ -39,6 +40,7 @@ ACCEPTED = {
     "bad_words": ((), ((0,),) * 128, (tuple(range(1024)),)),
     "logprobs": (None, -1, 0, 1024),
     "prompt_logprobs": (None, -1, 0, 1024),
+    "grammar": (None, Grammar("regex", "a"), Grammar("json_schema", "{}"), Grammar("ebnf", "")),
 }
 
 

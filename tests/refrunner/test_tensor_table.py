@@ -11,10 +11,22 @@ from mrv2.checks.happens_before import Recorder
 from mrv2.checks.virtual import virtual_device
 from mrv2.fuzz.targets.reference import ReferenceTarget
 from mrv2.refrunner import tensor_table
-from mrv2.refrunner.api import NewRequest, SamplingParams, Step
-from mrv2.refrunner.tensor_table import CONSTANT, COPY, DEVICE, HOST, MAIN, PINNED, TABLE, as_markdown, entry_of
+from mrv2.refrunner.api import Grammar, NewRequest, SamplingParams, Step
+from mrv2.refrunner.tensor_table import (
+    CONSTANT,
+    COPY,
+    DEVICE,
+    HOST,
+    MAIN,
+    PINNED,
+    TABLE,
+    UPLOAD,
+    as_markdown,
+    entry_of,
+)  # fmt: skip
 from mrv2.refrunner.tensors import tensors_of
 
+pytest.importorskip("llguidance")
 CAPACITIES = {
     "max_num_reqs": 3,
     "max_num_batched_tokens": 16,
@@ -28,6 +40,7 @@ SETTINGS = {
     "in place": {"attention": "triton", "prompt_tokens": "uva", "staged_writes": "in_place"},
     "full": {"attention": "triton", "graph_mode": "full", "graph_sizes": (1,)},
     "piecewise": {"attention": "triton", "graph_mode": "piecewise", "graph_sizes": (1,)},
+    "grammars": {"attention": "torch", "grammars": True},
 }
 EVERYTHING = SamplingParams(
     temperature=0.8, seed=3, repetition_penalty=1.1, allowed_token_ids=tuple(range(99)), logit_bias=((3, 0.5),),
@@ -42,10 +55,12 @@ class LastWriters(Recorder):
     def __init__(self):
         super().__init__(lambda record: None)
         self._lanes, self._operations, self._writes = {}, {}, []
+        self._streams = [COPY, UPLOAD]  # in the order in which a runner makes them
 
     def lane(self, kind, name):
         number = super().lane(kind, name)
-        self._lanes[number] = HOST if kind is LaneKind.HOST else COPY if "refrunner/device.py" in name else MAIN
+        made_here = "refrunner/device.py" in name
+        self._lanes[number] = HOST if kind is LaneKind.HOST else self._streams.pop(0) if made_here else MAIN
         return number
 
     def operation(self, lane, kind, name, stack, **rest):
@@ -92,7 +107,8 @@ def observed(**settings):
         runner = ReferenceTarget().build({"model": "tiny", "device": "cuda", **CAPACITIES, **settings})._runner
         start = writers.now()
         request = NewRequest("a", (1, 2, 3), 3, EVERYTHING)
-        plain = NewRequest("b", (4, 5), 2)
+        grammar = SamplingParams(grammar=Grammar("regex", "a+"), stop_token_ids=(0,))
+        plain = NewRequest("b", (4, 5), 2, grammar if settings.get("grammars") else SamplingParams())
         tables = {"a": ((1,),), "b": ((2,),)}
         first = runner.execute(Step(new=(request, plain), scheduled={"a": 3, "b": 2}, new_blocks=tables))
         second = runner.execute(Step(finished=("b",), scheduled={"a": 1}))

@@ -1,0 +1,164 @@
+"""Grammars in the runner: who is where in which grammar, and the masks of a step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from ..api import NewRequest, Step
+from ..config import RunnerConfig
+from ..device import Device
+from ..errors import RequestError, StepError
+from ..sampling.tables import mask_words
+from .compiler import GrammarCompiler, Matcher
+from .masks import TokenMasks
+
+logger = logging.getLogger(__name__)
+
+
+class GrammarStage:
+    """The first stage of the sampler.
+
+    Within a step: ``check`` before the first change; ``change``; ``upload`` once the forward pass is enqueued, so that
+    the host makes masks while the device computes; ``apply`` on the logits.
+    """
+
+    def __init__(self, config: RunnerConfig, device: Device, compiler: GrammarCompiler, vocab_size: int) -> None:
+        self._compiler = compiler
+        self._words = mask_words(vocab_size)
+        self._masks = TokenMasks(device, config.max_num_reqs, vocab_size)
+        self._matchers: dict[str, Matcher] = {}
+        self._prompt_len: dict[str, int] = {}
+        self._entering: dict[str, Matcher] = {}
+
+    def check(self, step: Step, computed: Mapping[str, int], total: Mapping[str, int]) -> None:
+        """Raise if a request's grammar and its tokens do not fit together; compiles what is new.
+
+        Args:
+            step: checked otherwise.
+            computed: tokens computed so far of every live request.
+            total: tokens drawn or given so far of every live request.
+
+        Raises:
+            StepError: names the request and the rule.
+        """
+        self._entering = {request.request_id: matcher for request in step.new if (matcher := self._enter(request))}
+        entering = {request.request_id: request for request in step.new}
+        for name, tokens in step.arrived.items():
+            if name not in self._matchers or name in entering:
+                raise _no_grammar(name)
+            _require_fit(name, self._matchers[name], tokens)
+        for name, count in step.scheduled.items():
+            if name in self._matchers and name not in entering and computed[name] + count >= total[name]:
+                known = self._prompt_len[name] + self._matchers[name].num_tokens + len(step.arrived.get(name, ()))
+                _require_known(name, known, total[name])
+
+    def change(self, step: Step) -> None:
+        """Take the requests that enter, forget those that leave, and move on by the tokens that have arrived."""
+        for name in (*step.finished, *step.preempted, *(request.request_id for request in step.new)):
+            self._matchers.pop(name, None)
+        self._matchers.update(self._entering)
+        self._prompt_len.update({request.request_id: request.prompt_len for request in step.new})
+        for name, tokens in step.arrived.items():
+            self._matchers[name].advance(tokens)
+
+    def upload(self, drawing: Sequence[tuple[str, int]]) -> None:
+        """Make the masks of a step and enqueue their upload.
+
+        Args:
+            drawing: requests whose draws count, each with its first row of logits.
+        """
+        mine = [(name, row) for name, row in drawing if name in self._matchers]
+        masks = np.zeros((len(mine), self._words), dtype=np.uint32)
+        for index, (name, _) in enumerate(mine):
+            error = self._matchers[name].write_masks((), masks[index : index + 1])
+            if error:
+                logger.warning("request %r: the grammar library gave up: %s", name, error)
+        self._masks.upload([row for _, row in mine], masks)
+
+    def apply(self, logits: Tensor) -> None:
+        """Forbid tokens; see :meth:`TokenMasks.apply`."""
+        self._masks.apply(logits)
+
+    def warm_up(self, logits: Tensor) -> None:
+        """Load the kernel; nothing changes."""
+        self._masks.warm_up(logits)
+
+    def _enter(self, request: NewRequest) -> Matcher | None:
+        """A matcher behind everything that the request has generated before."""
+        try:
+            matcher = self._compiler.compile(request.sampling)
+        except RequestError as error:
+            subject = f"new request {request.request_id!r}, {error.subject}"
+            raise StepError(subject, error.rule, error.reason, error.remedy) from error
+        if matcher is not None:
+            output = request.token_ids[request.prompt_len :]
+            _require_fit(request.request_id, matcher, output)
+            matcher.advance(output)
+        return matcher
+
+
+class NoGrammars:
+    """Stands in the stage's place in a runner that was made without: refuses grammars, and does nothing."""
+
+    def check(self, step: Step, computed: Mapping[str, int], total: Mapping[str, int]) -> None:
+        """Raise if a request has a grammar.
+
+        Raises:
+            StepError: one has.
+        """
+        for request in step.new:
+            if request.sampling.grammar is not None:
+                raise StepError(
+                    f"new request {request.request_id!r} with a grammar",
+                    "this runner was made without grammars",
+                    "memory for masks is allocated at start, and a grammar that is ignored gives text that breaks it",
+                    "RunnerConfig(grammars=True), or SamplingParams(grammar=None)",
+                )
+        for name in step.arrived:
+            raise _no_grammar(name)
+
+    def change(self, step: Step) -> None:
+        """Nothing to keep."""
+
+    def upload(self, drawing: Sequence[tuple[str, int]]) -> None:
+        """Nothing to send."""
+
+    def apply(self, logits: Tensor) -> None:
+        """Nothing is forbidden."""
+
+    def warm_up(self, logits: Tensor) -> None:
+        """Nothing to load."""
+
+
+def _require_fit(name: str, matcher: Matcher, tokens: Sequence[int]) -> None:
+    fitting = matcher.fitting(tokens)
+    if fitting < len(tokens):
+        raise StepError(
+            f"token {tokens[fitting]} of request {name!r}, output token {matcher.num_tokens + fitting}",
+            "it does not continue the text that the request's grammar allows, or the text has ended before it",
+            "the mask of the next token follows from the tokens before it, and there is none after a wrong one",
+            "the tokens that the runner drew for this request, in order; one that drew a stop token is finished",
+        )
+
+
+def _require_known(name: str, known: int, total: int) -> None:
+    if known != total:
+        raise StepError(
+            f"a draw of request {name!r}, of whose {total} tokens the runner was told {known}",
+            "a request with a grammar draws only when every token before is known on the host",
+            "its mask is made there, from those tokens",
+            "the tokens in Step.arrived, once the output that brings them was taken",
+        )
+
+
+def _no_grammar(name: str) -> StepError:
+    return StepError(
+        f"Step.arrived[{name!r}]",
+        "only a live request with a grammar, that does not enter in this step, is told its tokens",
+        "others need none on the host, and one that enters brings its tokens itself",
+        "no entry for it",
+    )

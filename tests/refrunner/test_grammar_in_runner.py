@@ -1,0 +1,234 @@
+"""Grammars in the runner: the oracle's tokens whatever happens to a request, texts that parse, faults that are found.
+
+``MRV2_GRAMMAR_REQUESTS=500`` makes the test of random schemas as long as that.
+"""
+
+import importlib
+import json
+import os
+import re
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+
+from mrv2.checks import triton_cpu
+from mrv2.checks.virtual import virtual_device
+from mrv2.ci.stages.runner_oracle import RunnerAgainstOracle
+from mrv2.fuzz.grammars import STOP, VOCAB_SIZE, grammar_workload
+from mrv2.fuzz.mutants import MASK_EDGES, MASKS, mutated_package
+from mrv2.fuzz.programs import RunnerProgram, workload_as_json, workload_from_json
+from mrv2.fuzz.targets.reference import ReferenceRunner, ReferenceTarget
+from mrv2.fuzz.workload import Driver, run_target
+from mrv2.refrunner.api import Grammar, SamplingParams
+from mrv2.refrunner.config import RunnerConfig
+from mrv2.refrunner.engine import Engine
+from mrv2.refrunner.grammar.compiler import GrammarCompiler
+from mrv2.refrunner.model_runner import ModelRunner
+from mrv2.refrunner.models.tokenizer import ByteTokenizer
+from mrv2.refrunner.oracle.grammar import GrammarOracle
+from mrv2.refrunner.oracle.oracle import Oracle
+
+pytest.importorskip("llguidance")
+REQUESTS = int(os.environ.get("MRV2_GRAMMAR_REQUESTS", "40"))
+BYTES = ByteTokenizer().vocabulary()
+TINY = {"model": "tiny"}
+
+
+class Silent:
+    """Progress for nobody."""
+
+    def start(self, total):
+        pass
+
+    def advance(self, units=1):
+        pass
+
+
+@pytest.fixture(scope="module")
+def judge(oracle):
+    """What is wrong with a trace, by the oracle with grammars."""
+    grammars = GrammarOracle(BYTES.tokens, BYTES.special, BYTES.encode, VOCAB_SIZE)
+    stage = RunnerAgainstOracle("tiny", VOCAB_SIZE, Oracle(oracle.model, grammars))
+
+    def judged(load, trace):
+        return stage.judge(load, trace, Silent())
+
+    return judged
+
+
+def run(load, target=None, **settings):
+    with triton_cpu.enabled():
+        return run_target(target or ReferenceTarget(), {**TINY, **settings}, load, check_invariants=True)
+
+
+def tokens(trace):
+    return {name: result.token_ids for name, result in trace.results.items()}
+
+
+@pytest.mark.parametrize(
+    ("seed", "settings"), [(0, {}), (3, {"poison": True, "pad_to": 4}), (5, {"attention": "triton"})]
+)
+def test_tokens_and_logprobs_are_the_oracles(judge, seed, settings):
+    load = grammar_workload(seed, 10)
+    trace = run(load, **settings)
+    assert (trace.crash, trace.mismatch, trace.broken) == (None, None, [])
+    judged = judge(load, trace)
+    assert judged.findings == []
+    assert judged.tokens > 50
+    assert trace.counts["resumed"]
+    assert {request.sampling.grammar is None for request in load.requests} == {True, False}
+
+
+@pytest.mark.parametrize("schedule", ["late", "random:1", "starve:0", "starve:1", "starve:2"])
+def test_the_virtual_device_draws_the_same_without_a_race(schedule):
+    load = grammar_workload(1, 5)
+    program = RunnerProgram(ReferenceTarget(), load)
+    with virtual_device(schedule) as device:
+        found = program()
+    assert (device.findings, found["crash"]) == ([], None)
+    assert {name: result.token_ids for name, result in found["results"].items()} == tokens(run(load))
+
+
+def test_requests_without_a_grammar_cost_no_upload_and_draw_as_ever():
+    load = grammar_workload(2, 4, share=0.0)
+    built = []
+
+    class Target(ReferenceTarget):
+        def build(self, config):
+            built.append(super().build(config))
+            return built[-1]
+
+    trace = run(load, Target())
+    assert built[0]._runner._grammar._masks._ring.depth == 0
+    assert tokens(trace) == tokens(run(grammar_workload(2, 4, share=0.0, grammars=False)))
+
+
+def check_text(grammar, token_ids):
+    """Raise if a text is not what its grammar says, by other means than the library's."""
+    assert token_ids[-1] == STOP
+    text = bytes(token_ids[:-1]).decode()
+    if grammar.kind == "json_schema":
+        jsonschema.validate(json.loads(text), json.loads(grammar.text))
+    elif grammar.kind == "regex":
+        assert re.fullmatch(grammar.text, text)
+    else:
+        assert re.fullmatch(r"\(([a-z]|\[[0-9]\])\)", text)
+
+
+def test_every_text_parses_and_validates(checkpoint):
+    """Random schemas, mixed with requests that have none; preempted, aborted, several steps in flight."""
+    checked = resumed = 0
+    for seed in range(-(-REQUESTS // 40)):
+        load = grammar_workload(100 + seed, 40)
+        compiler = GrammarCompiler(BYTES, VOCAB_SIZE)
+        # Without snapshots, each of which would take as long as a step.
+        runner = ModelRunner(RunnerConfig(**load.capacities), checkpoint.config, checkpoint.tensors, compiler)
+        with triton_cpu.enabled():
+            trace = Driver(runner, load).run()
+        resumed += trace.counts["resumed"]
+        assert trace.crash is None
+        for request in load.requests:
+            result = trace.results[request.request_id]
+            if request.sampling.grammar is not None and result.finish_reason != "abort":
+                assert result.finish_reason == "stop"
+                check_text(request.sampling.grammar, result.token_ids)
+                checked += 1
+    assert checked > REQUESTS // 2 and resumed > REQUESTS // 20
+
+
+def test_a_workload_with_grammars_goes_through_json():
+    load = grammar_workload(4, 6)
+    assert workload_from_json(json.loads(json.dumps(workload_as_json(load)))) == load
+
+
+def test_a_request_whose_grammar_can_go_nowhere_ends_alone_and_by_name(checkpoint):
+    config = RunnerConfig(grammars=True)
+    runner = ModelRunner(config, checkpoint.config, checkpoint.tensors, GrammarCompiler(BYTES, VOCAB_SIZE))
+    engine = Engine(runner, config)
+    word = SamplingParams(grammar=Grammar("regex", "ab"), stop_token_ids=(STOP,), bad_words=((ord("b"),),))
+    engine.add("stuck", [1], word)
+    engine.add("other", [1], SamplingParams(max_tokens=8))
+    with triton_cpu.enabled():
+        engine.drain()
+    stuck, other = engine.requests["stuck"], engine.requests["other"]
+    assert (stuck.finish_reason, stuck.output_token_ids) == ("error", (ord("a"),))
+    assert (other.finish_reason, len(other.output_token_ids)) == ("length", 8)
+
+
+# Faults
+
+MUTANT_LOAD = grammar_workload(22, 8)
+
+
+class StageOf(ReferenceTarget):
+    """The runner as it is, with the grammar stage of a mutated package: a whole one has every kernel compiled anew."""
+
+    def __init__(self, package):
+        super().__init__()
+        self._stage = importlib.import_module(f"{package}.grammar.stage").GrammarStage
+        self._compiler = importlib.import_module(f"{package}.grammar.compiler").GrammarCompiler
+
+    def build(self, config):
+        stage = self._stage
+
+        class Runner(ModelRunner):
+            def _grammar_stage(self, config, vocab_size):
+                return stage(config, self._device, self._compiler, vocab_size)
+
+        settings = {name: value for name, value in config.items() if name != "model"}
+        tiny = self._checkpoint("tiny")
+        runner = Runner(RunnerConfig(**settings), tiny.config, tiny.tensors, self._compiler(BYTES, VOCAB_SIZE))
+        return ReferenceRunner(runner, self._site)
+
+
+@pytest.mark.parametrize("mutation", MASKS, ids=lambda mutation: mutation.name)
+def test_a_planted_fault_is_found(judge, mutation):
+    with mutated_package(mutation) as package:
+        trace = run(MUTANT_LOAD, StageOf(package))
+    assert trace.crash or judge(MUTANT_LOAD, trace).findings
+
+
+def test_the_workload_of_the_faults_has_none_without_them(judge):
+    trace = run(MUTANT_LOAD)
+    assert (trace.crash, judge(MUTANT_LOAD, trace).findings) == (None, [])
+
+
+def masks_at_once(package):
+    """Two steps' masks, uploaded and applied right after the memory was made, on a device that nobody waits for."""
+    device = importlib.import_module(f"{package}.device").Device("cuda")
+    with device.on_main_stream():
+        masks = importlib.import_module(f"{package}.grammar.masks").TokenMasks(device, 2, 64)
+        results = []
+        for bit in (1, 2):
+            logits = torch.zeros(2, 64, device="cuda")
+            masks.upload([bit - 1], np.array([[1 << bit, 0]], dtype=np.uint32))
+            torch.cuda.current_stream().synchronize()  # says nothing about the upload, which is on another stream
+            masks.apply(logits)
+            results.append(logits)
+    torch.cuda.synchronize()
+    return [
+        (row > -1).nonzero().flatten().tolist()
+        for logits, row in zip(results, (0, 1), strict=True)
+        for row in [logits[row].cpu()]
+    ]
+
+
+SCHEDULES = ("late", "early", "starve:0", "starve:1")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_masks_are_in_order_from_the_first_on(schedule):
+    with virtual_device(schedule) as device:
+        assert masks_at_once("mrv2.refrunner") == [[1], [2]]
+    assert device.findings == []
+
+
+@pytest.mark.parametrize("mutation", MASK_EDGES, ids=lambda mutation: mutation.name)
+def test_a_missing_edge_is_a_race_in_every_schedule(mutation):
+    with mutated_package(mutation) as package:
+        for schedule in SCHEDULES:
+            with virtual_device(schedule) as device:
+                masks_at_once(package)
+            assert {finding.code for finding in device.findings} & {"MRV201", "MRV202", "MRV203", "MRV204"}, schedule
