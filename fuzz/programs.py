@@ -6,7 +6,7 @@ A program is named by a target and a workload, both of which fit into a JSON fil
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,16 +21,27 @@ from mrv2.refrunner.api import Grammar, Handle, SamplingParams, Step
 MODEL = "tiny"
 
 
-class NumberedRunner:
-    """A runner whose steps are numbered for the virtual device; it shows no snapshots, since each one synchronises."""
+def number_virtual(step: int) -> None:
+    """Tell the virtual device which step of the runner begins."""
+    active_runtime().step = step
 
-    def __init__(self, runner: Runner) -> None:
+
+class NumberedRunner:
+    """A runner whose steps are numbered for a device; it shows no snapshots, since each one synchronises.
+
+    Args:
+        runner: does the work.
+        number: is called with the number of each step before it.
+    """
+
+    def __init__(self, runner: Runner, number: Callable[[int], None] = number_virtual) -> None:
         self._runner = runner
+        self._number = number
         self._steps = 0
 
     def execute(self, step: Step) -> Handle:
         """See :class:`Runner`."""
-        active_runtime().step = self._steps
+        self._number(self._steps)
         self._steps += 1
         return self._runner.execute(step)
 
@@ -44,11 +55,14 @@ class NumberedRunner:
 
 
 class RunnerProgram:
-    """Builds a runner on device ``"cuda"`` and drives a workload through it. Called inside ``virtual_device``.
+    """Builds a runner on device ``"cuda"`` and drives a workload through it.
+
+    Called inside ``virtual_device``, or on a real device with a ``number`` of its own.
 
     Attributes:
         target: what is built; always on the tiny model, because this is about order, and weights do not matter to it.
         workload: what it does.
+        number: is called with the number of each step before it.
         runner: of the last call; None if it could not be built.
         trace: what the last call saw; None likewise.
     """
@@ -56,6 +70,7 @@ class RunnerProgram:
     def __init__(self, target: RunnerTarget, workload: Workload) -> None:
         self.target = target
         self.workload = workload
+        self.number: Callable[[int], None] = number_virtual
         self.runner: NumberedRunner | None = None
         self.trace: Trace | None = None
 
@@ -63,7 +78,7 @@ class RunnerProgram:
         """Tokens and log-probabilities of each request, and the crash if there was one."""
         self.runner = self.trace = None
         runner = self.target.build({"model": MODEL, "device": "cuda", **self.workload.capacities})
-        self.runner = NumberedRunner(runner)
+        self.runner = NumberedRunner(runner, self.number)
         self.trace = Driver(self.runner, self.workload).run()
         close(self.runner, self.trace)
         crash = self.trace.crash

@@ -8,35 +8,56 @@ audit.waits, audit.races
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
+from ..events import EventSink
 from ..findings import Finding
 from ..sync.memory import MemoryWatch
 from ..sync.settings import Settings
 from ..sync.watch import Watch
 from .device import CudaDevice, Device
-from .memory_account import CachingAllocator, CudaAccount
+from .memory_account import Allocator, CachingAllocator, CudaAccount
 from .recorder import RaceRecorder, race_recorder
 from .sync_trap import CudaTrap, cuda_sync_trap, require_cuda
 
 
-@dataclass(frozen=True)
+@dataclass
 class CudaAudit:
     """What watches a program on CUDA.
 
     Attributes:
+        allocator: of the device.
         trap: of waits; None if they are not looked for.
         memory: judges bounds on memory.
         recorder: of races; None if they are not looked for.
+        number: of the runner's step.
     """
 
+    allocator: Allocator
     trap: CudaTrap | None
     memory: MemoryWatch
     recorder: RaceRecorder | None
+    number: int | None = None
+
+    def __post_init__(self) -> None:
+        self._given = self.allocator.figures()[1]
+
+    def step(self, number: int | None) -> None:
+        """Say which step of the runner begins; what is found from now on carries its number."""
+        self.number = number
+        if self.trap is not None:
+            self.trap.step = number
+        if self.recorder is not None:
+            self.recorder.step(number)
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of the device that the program was given meanwhile, also if it has given them back."""
+        return self.allocator.figures()[1] - self._given
 
     @property
     def watch(self) -> Watch | None:
@@ -63,7 +84,9 @@ class CudaAudit:
 
 
 @contextlib.contextmanager
-def cuda_audit(settings: Settings | None = None, *, waits: bool = True, races: bool = False) -> Iterator[CudaAudit]:
+def cuda_audit(
+    settings: Settings | None = None, *, waits: bool = True, races: bool = False, sink: EventSink | None = None
+) -> Iterator[CudaAudit]:
     """Watch what runs on CUDA meanwhile.
 
     Beside the recorder, which takes time in each call, the trap tells of no wait that only its time would show (MRV108,
@@ -73,6 +96,7 @@ def cuda_audit(settings: Settings | None = None, *, waits: bool = True, races: b
         settings: hot paths, allowances and bounds on memory named from outside; those in code need none.
         waits: whether to look for waits in hot paths, and to judge bounds on memory.
         races: whether to look for races, at the price of an audit run.
+        sink: judges what the recorder tells, in the place of the happens-before checker.
 
     Raises:
         CheckError: there is no CUDA device, or another watch is open.
@@ -85,15 +109,11 @@ def cuda_audit(settings: Settings | None = None, *, waits: bool = True, races: b
         device = cast("Device", _Timeless(CudaDevice())) if races else CudaDevice()
         trap = stack.enter_context(cuda_sync_trap(settings, device=device)) if waits else None
         memory = stack.enter_context(MemoryWatch(bounds))
-        recorder = stack.enter_context(race_recorder()) if races else None
+        recorder = stack.enter_context(race_recorder(sink=sink)) if races else None
+        audit = CudaAudit(CachingAllocator(torch.cuda.current_device()), trap, memory, recorder)
         if waits:
-            account = CudaAccount(CachingAllocator(torch.cuda.current_device()), _step_of(recorder))
-            stack.callback(memory.attach(account))
-        yield CudaAudit(trap, memory, recorder)
-
-
-def _step_of(recorder: RaceRecorder | None) -> Callable[[], int | None]:
-    return lambda: None if recorder is None else recorder.runtime.step
+            stack.callback(memory.attach(CudaAccount(audit.allocator, lambda: audit.number)))
+        yield audit
 
 
 class _Timeless:

@@ -44,6 +44,7 @@ class CudaTrap:
     Attributes:
         watch: has the findings of waits.
         progress: what the host knows to be over.
+        step: of the runner; every wait from now on carries its number.
     """
 
     def __init__(self, settings: Settings | None, device: Device) -> None:
@@ -52,6 +53,7 @@ class CudaTrap:
         self._patches = CallPatches()
         self._lock = threading.Lock()
         self._captures: dict[tuple[object, ...], Finding] = {}
+        self.step: int | None = None
         self.watch = _Watch(settings, self)
         self.progress = Progress(device)
         self.warnings = SyncWarnings(self._noticed, device.get_sync_mode, device.set_sync_mode)
@@ -104,7 +106,7 @@ class CudaTrap:
         if self._device.capturing():
             self._refused_in_capture(cause, called, stack)
         else:
-            self.watch.waited(wait_of(cause, called, stack))
+            self.watch.waited(wait_of(cause, called, stack, self.step))
 
     def _refused_in_capture(self, cause: Cause, called: str | None, stack: tuple[tuple[str, int, str], ...]) -> None:
         called = None if cause.kind in ASKED_FOR else called
@@ -117,6 +119,7 @@ class CudaTrap:
             where=tuple(Site(*frame) for frame in stack),
             evidence={"call": name},
             remedy="move it out of the capture, or use pinned memory and non_blocking=True",
+            step=self.step,
         )
         with self._lock:
             self._captures.setdefault((name, stack[:1]), portable(finding))

@@ -27,6 +27,7 @@ from .progress import Display
 from .shared import exit_code, notes, output
 from .targets import importable, resolve_target
 
+DEVICES = ("virtual", "cuda")
 PROFILES: Mapping[str, Budget] = {"quick": Budget(profile="quick")}
 
 
@@ -39,6 +40,7 @@ class Settings:
     profile: str
     seed: int
     stages: tuple[str, ...]
+    device: str
     baseline: Path | None
     strict: bool
     json: Path | None
@@ -57,13 +59,15 @@ def run(settings: Settings) -> None:
         check_destination(settings.json)
     baseline = read_baseline(settings.baseline) if settings.baseline else Baseline()
     budget = _budget(settings)
+    _check_device(settings.device)
     with importable(Path.cwd()):
         target = resolve_target(settings.target)
         model = choose_model(settings.model)
         out = output()
         screen.line(out, model.line)
         screen.line(out, f"target: {settings.target}")
-        stages, left_out = _select(catalog.stages_for(target, model.reference, model.checkpoint), settings.stages)
+        known = catalog.stages_for(target, model.reference, model.checkpoint, settings.device)
+        stages, left_out = _select(known, settings.stages)
         execution = Execution(target, budget, baseline, settings.debug)
         outcome = execution.run(stages, left_out, Display(notes(), len(stages)))
     _report(out, settings, target, model, outcome)
@@ -80,6 +84,21 @@ def _budget(settings: Settings) -> Budget:
             f"one of: {', '.join(PROFILES)}",
         )
     return replace(PROFILES[settings.profile], seed=settings.seed)
+
+
+def _check_device(device: str) -> None:
+    """Refuse a device that is none, or not there."""
+    if device not in DEVICES:
+        raise InputError(
+            f"--device {device!r}",
+            f"it must be one of {', '.join(DEVICES)}",
+            "it says where races and waits are looked for",
+            DEVICES[0],
+        )
+    if device == "cuda":
+        from mrv2.checks.cuda.sync_trap import require_cuda
+
+        require_cuda("mrv2 verify --device cuda")
 
 
 def _select(stages: Sequence[Stage], names: Sequence[str]) -> tuple[list[Stage], list[str]]:
@@ -115,7 +134,12 @@ def _report(out: Console, settings: Settings, target: RunnerTarget, model: Chose
             verdict=outcome.verdict,
             target=about,
             findings=outcome.findings,
-            metrics={**run_metrics(outcome), "profile": settings.profile, "seed": settings.seed},
+            metrics={
+                **run_metrics(outcome),
+                "profile": settings.profile,
+                "seed": settings.seed,
+                "device": settings.device,
+            },
             coverage=run_coverage(outcome),
         )
         write_report(settings.json, report)

@@ -23,6 +23,10 @@ def verify(
     profile: Annotated[str, typer.Option(metavar="NAME", help="How much work to do.")] = "quick",
     seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="Root of every random choice.")] = 0,
     stage: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Run this stage only; repeatable.")] = None,
+    device: Annotated[
+        str,
+        typer.Option(metavar="DEVICE", help="Where races and sync run: virtual, or cuda, this machine's GPU."),
+    ] = "virtual",
     baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Findings that are accepted.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Let SUSPICIOUS fail too.")] = False,
     json: JsonOption = None,
@@ -32,4 +36,4 @@ def verify(
     with guarded(debug):
         from .verification import Settings, run
 
-        run(Settings(target, model, profile, seed, tuple(stage or ()), baseline, strict, json, debug))
+        run(Settings(target, model, profile, seed, tuple(stage or ()), device, baseline, strict, json, debug))

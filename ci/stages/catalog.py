@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 CONTEXT_TOKENS = 24
 
 
-def stages_for(target: RunnerTarget, reference: str, checkpoint: Checkpoint) -> list[Stage]:
+def stages_for(target: RunnerTarget, reference: str, checkpoint: Checkpoint, device: str = "virtual") -> list[Stage]:
     """The stages on a model, with its oracle.
 
     Args:
         target: what will be verified; a target without seeded sampling has no draws that could be replayed.
         reference: what a target loads the model by: ``"smollm2"``, ``"tiny"``, or a path.
         checkpoint: the same model, loaded.
+        device: where the stages races and sync run: ``"virtual"`` or ``"cuda"``.
     """
     from mrv2.refrunner.oracle.llama import LlamaOracle
     from mrv2.refrunner.oracle.noise import gumbel
@@ -46,8 +47,8 @@ def stages_for(target: RunnerTarget, reference: str, checkpoint: Checkpoint) -> 
         OracleAgainstTransformers(checkpoint, oracle),
         RunnerAgainstOracle(reference, vocab_size, oracle),
         StateAndPoison(reference, vocab_size, oracle),
-        Races(),
-        Sync(),
+        Races(device),
+        Sync(device),
         SamplerDistribution(lambda: logits_of(oracle), exact_scores),
     ]
 

@@ -1,26 +1,29 @@
-"""Stage 4: races on the virtual device. Whatever the device's load, no access without an order, and the same tokens."""
+"""Stage 4: races. Whatever the device's load, no access without an order, and the same tokens."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mrv2.checks.events import LaneKind, OperationKind, Stack, SyncKind, plain_name
+from mrv2.checks.events import OperationKind
 from mrv2.checks.findings import JSON, Finding, RunVerdict, Soundness, Verdict, combine, verdict_of
-from mrv2.checks.happens_before import HappensBefore
+from mrv2.checks.report.identity import spot
+from mrv2.checks.sync.settings import Settings
 from mrv2.checks.virtual import VirtualDeviceError
-from mrv2.checks.virtual.runs import Run, run_program
+from mrv2.checks.virtual.runs import run_program
 from mrv2.checks.virtual.schedules import Schedule, expand
 from mrv2.checks.virtual.uninitialised import find_uninitialised
 from mrv2.fuzz.programs import MODEL, RunnerProgram
 from mrv2.fuzz.targets.protocols import Feature, RunnerTarget
-from mrv2.fuzz.workload import Trace, Workload, run_target
+from mrv2.fuzz.workload import Trace, run_target
 from mrv2.refrunner.models.checkpoint import load_checkpoint
 from mrv2.refrunner.oracle.llama import LlamaOracle
 from mrv2.refrunner.oracle.oracle import Oracle
 
 from .base import Budget, Progress, Silent, StageResult
+from .counting import Counting
+from .on_cuda import ON_CUDA, run_on_cuda
 from .runner_oracle import RunnerAgainstOracle
 from .traces import missing_features, trace_findings, unexercised
 from .workloads import quick_workload
@@ -34,14 +37,21 @@ _OUR_LIMITS = ("UnsupportedOperationError", "VirtualDeviceError")
 
 
 class Races:
-    """Drives the quick workload on a virtual device under several schedules of it.
+    """Drives the quick workload on a device, a virtual one under several schedules of it.
 
     Always on the tiny model, whatever the other stages use: order does not depend on weights. The runner's tokens on
     the plain CPU are judged by the oracle, and those of each schedule must be the same, and the same again whatever
-    fresh memory of the device holds.
+    fresh memory of the device holds. A real device rounds in its own way, so that its tokens are the oracle's to judge;
+    and what its fresh memory holds is nobody's choice.
+
+    Args:
+        device: ``"virtual"``, or ``"cuda"``, this machine's GPU, in the one order that it has.
     """
 
     name = "races"
+
+    def __init__(self, device: str = "virtual") -> None:
+        self._device = device
 
     def run(self, target: RunnerTarget, budget: Budget, progress: Progress) -> StageResult:
         """See :class:`Stage`."""
@@ -51,64 +61,87 @@ class Races:
         checkpoint = load_checkpoint(MODEL)
         vocab_size = checkpoint.config.vocab_size
         workload = quick_workload(vocab_size, budget.seed + 2, NEW_TOKENS)
+        oracle = Oracle(LlamaOracle(checkpoint.config, checkpoint.tensors))
+        judge = RunnerAgainstOracle(MODEL, vocab_size, oracle)
+        trial = _Trial(RunnerProgram(target, workload), judge, run_target(target, {"model": MODEL}, workload))
+        if self._device == ON_CUDA:
+            progress.start(1)
+            result = trial.on_cuda()
+            progress.advance()
+            return result
         progress.start(3 + len(expand(OTHERS)))
-        reference, findings = _on_cpu(target, workload, Oracle(LlamaOracle(checkpoint.config, checkpoint.tensors)))
+        return trial.on_virtual(budget.seed, progress)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A workload that is to be driven on a device.
+
+    Attributes:
+        program: builds the target there, and drives it.
+        judge: knows the right tokens.
+        reference: what the workload saw on the plain CPU.
+    """
+
+    program: RunnerProgram
+    judge: RunnerAgainstOracle
+    reference: Trace
+
+    def on_virtual(self, seed: int, progress: Progress) -> StageResult:
+        """In several schedules, and with other bytes in fresh memory."""
+        findings = self._judged(self.reference)
         progress.advance()
-        program = RunnerProgram(target, workload)
-        drives = [*_drives(program, budget.seed, progress)]
+        drives = [*_drives(self.program, seed, progress)]
         obstacle = next((drive.obstacle for drive in drives if drive.obstacle), None)
         if obstacle:
             return StageResult(RunVerdict.INCONCLUSIVE, obstacle, coverage=_coverage(drives))
-        undecided = [f"not exercised: {what}" for what in unexercised(reference, workload)]
+        undecided = self._unexercised()
         try:
-            findings += find_uninitialised(program)
+            findings += find_uninitialised(self.program)
         except VirtualDeviceError as error:
             undecided.append(f"{error.subject}: {error.rule}")
         progress.advance()
-        return _result(reference, findings, drives, undecided)
+        found = [*findings, *_merged(drives), *_differences(self.reference, drives)]
+        return _result(f"{len(drives)} schedules of", self.reference, found, drives, undecided)
 
+    def on_cuda(self) -> StageResult:
+        """Once, on this machine's GPU."""
+        drive, unseen = _on_cuda(self.program)
+        if drive.obstacle:
+            return StageResult(RunVerdict.INCONCLUSIVE, drive.obstacle, coverage=_coverage([drive]))
+        assert drive.trace is not None  # there is no obstacle
+        undecided = [
+            f"not judged: {name}, launched {times} times, loads addresses from memory"
+            for name, times in unseen.items()
+        ]  # fmt: skip
+        findings = [*_merged([drive]), *self._wrong(drive.trace)]
+        return _result("on a GPU,", self.reference, findings, [drive], [*self._unexercised(), *undecided])
 
-class Counting(HappensBefore):
-    """The judge, who also counts what there was to judge."""
+    def _judged(self, trace: Trace) -> list[Finding]:
+        """What is wrong with a trace, its tokens among it."""
+        return [*trace_findings(trace), *self._wrong(trace)]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lanes: list[str] = []
-        self.enqueued: Counter[tuple[OperationKind, str]] = Counter()
-        self.syncs: Counter[str] = Counter()
+    def _wrong(self, trace: Trace) -> tuple[Finding, ...]:
+        return self.judge.judge(self.program.workload, trace, Silent()).findings
 
-    def lane(self, kind: LaneKind, name: str) -> int:
-        """See :class:`EventSink`."""
-        self.lanes.append(plain_name(name) if kind is LaneKind.STREAM else kind.value)
-        return super().lane(kind, name)
-
-    def operation(
-        self,
-        lane: int,
-        kind: OperationKind,
-        name: str,
-        stack: Stack,
-        *,
-        issuer: int | None = None,
-        step: int | None = None,
-        open: bool = False,  # noqa: A002 - the contract's name
-    ) -> int:
-        """See :class:`EventSink`."""
-        if issuer is not None and kind is not OperationKind.MARKER:
-            self.enqueued[kind, name] += 1
-        return super().operation(lane, kind, name, stack, issuer=issuer, step=step, open=open)
-
-    def sync(self, lane: int, kind: SyncKind, name: str, stack: Stack, *, step: int | None = None) -> int:
-        """See :class:`EventSink`."""
-        self.syncs[kind.value] += 1
-        return super().sync(lane, kind, name, stack, step=step)
+    def _unexercised(self) -> list[str]:
+        return [f"not exercised: {what}" for what in unexercised(self.reference, self.program.workload)]
 
 
 @dataclass(frozen=True)
 class _Drive:
-    """The workload under one schedule; no trace if the runner could not be built."""
+    """The workload under one schedule.
 
-    run: Run
+    Attributes:
+        schedule: its name.
+        error: why the runner could not be built, if so.
+        counted: the judge.
+        trace: what the workload saw; None if the runner could not be built.
+        findings: races, and what else went wrong.
+    """
+
+    schedule: str
+    error: str | None
     counted: Counting
     trace: Trace | None
     findings: tuple[Finding, ...]
@@ -117,49 +150,50 @@ class _Drive:
     def obstacle(self) -> str | None:
         """Why this run says nothing about the target, if so."""
         if self.trace is None:
-            return f"the target cannot be built for device 'cuda': {self.run.error}"
+            return f"the target cannot be built for device 'cuda': {self.error}"
         crash = self.trace.crash
         if crash and crash.error.startswith(_OUR_LIMITS):
             return f"the virtual device cannot run the target: {crash.error}"
         return None if self.counted.enqueued else "the target enqueued nothing on the device"
 
 
-def _on_cpu(target: RunnerTarget, workload: Workload, oracle: Oracle) -> tuple[Trace, list[Finding]]:
-    """The workload on the plain CPU, judged by the oracle."""
-    trace = run_target(target, {"model": MODEL}, workload)
-    judge = RunnerAgainstOracle(MODEL, workload.vocab_size, oracle)
-    return trace, [*trace_findings(trace), *judge.judge(workload, trace, Silent()).findings]
-
-
 def _drives(program: RunnerProgram, seed: int, progress: Progress) -> Iterator[_Drive]:
     """One run for each schedule; which streams there are to starve is known after the first."""
-    first = _drive(program, Schedule(FIRST, seed))
+    first, streams = _drive(program, Schedule(FIRST, seed))
     progress.advance()
     yield first
     if first.obstacle:
         return
-    others = expand(OTHERS, streams=first.run.streams, seed=seed)
+    others = expand(OTHERS, streams=streams, seed=seed)
     progress.start(3 + len(others))
     for schedule in others:
-        yield _drive(program, schedule)
+        yield _drive(program, schedule)[0]
         progress.advance()
 
 
-def _drive(program: RunnerProgram, schedule: Schedule) -> _Drive:
+def _drive(program: RunnerProgram, schedule: Schedule) -> tuple[_Drive, int]:
+    """A run, and how many streams there were in it."""
     counted = Counting()
     run = run_program(program, schedule, judge=counted)
-    findings = list(run.findings)
-    if program.trace is not None:
-        findings += trace_findings(program.trace)
-    return _Drive(run, counted, program.trace, tuple(findings))
+    found = _with_trace(run.findings, program.trace)
+    return _Drive(str(run.schedule), run.error, counted, program.trace, found), run.streams
+
+
+def _on_cuda(program: RunnerProgram) -> tuple[_Drive, Mapping[str, int]]:
+    """The run on a real device, and which kernels could not be judged, with how often they were launched."""
+    run = run_on_cuda(program, Settings(), races=True)
+    found = _with_trace(tuple(run.audit.races), program.trace)
+    return _Drive(ON_CUDA, run.error, run.counted, program.trace, found), run.audit.unseen
+
+
+def _with_trace(races: tuple[Finding, ...], trace: Trace | None) -> tuple[Finding, ...]:
+    return races if trace is None else (*races, *trace_findings(trace))
 
 
 def _result(
-    reference: Trace, findings: list[Finding], drives: Sequence[_Drive], undecided: Sequence[str]
+    how: str, reference: Trace, found: list[Finding], drives: Sequence[_Drive], undecided: Sequence[str]
 ) -> StageResult:
-    found = [*findings, *_merged(drives), *_differences(reference, drives)]
-    steps = len(reference.steps)
-    summary = f"{len(drives)} schedules of {steps} steps on the {MODEL} model: no race, and the tokens of the oracle"
+    summary = f"{how} {len(reference.steps)} steps on the {MODEL} model: no race, and the tokens of the oracle"
     verdicts = [verdict_of(found)]
     if found:
         summary = found[0].title
@@ -172,12 +206,12 @@ def _merged(drives: Iterable[_Drive]) -> Iterator[Finding]:
     """Each finding once, with the schedules that showed it: a race shows in all of them, what it causes in some.
 
     So those that show in more of them come first: the cause before what follows from it. Two accesses of one run may
-    make the same finding; its schedule counts once.
+    make the same finding; its schedule counts once. Two lines of one function are two findings.
     """
-    found: dict[str, tuple[Finding, dict[str, None]]] = {}
+    found: dict[tuple[object, ...], tuple[Finding, dict[str, None]]] = {}
     for drive in drives:
         for finding in drive.findings:
-            found.setdefault(finding.fingerprint(), (finding, {}))[1][str(drive.run.schedule)] = None
+            found.setdefault(spot(finding), (finding, {}))[1][drive.schedule] = None
     for finding, schedules in sorted(found.values(), key=lambda entry: -len(entry[1])):
         yield replace(finding, evidence={**finding.evidence, "schedules": [*schedules]})
 
@@ -193,9 +227,9 @@ def _differences(reference: Trace, drives: Iterable[_Drive]) -> Iterator[Finding
                     code="MRV309",
                     verdict=Verdict.VIOLATION,
                     soundness=Soundness.SOUND,
-                    title=f"tokens of request {name} are others under {drive.run.schedule.base}",
+                    title=f"tokens of request {name} are others under {drive.schedule.partition('@')[0]}",
                     evidence={
-                        "schedule": str(drive.run.schedule),
+                        "schedule": drive.schedule,
                         "expected": list(expected.token_ids),
                         "observed": list(observed.token_ids) if observed else None,
                     },
@@ -206,7 +240,7 @@ def _differences(reference: Trace, drives: Iterable[_Drive]) -> Iterator[Finding
 
 def _metrics(drives: Sequence[_Drive]) -> dict[str, JSON]:
     return {
-        "findings by schedule": {str(drive.run.schedule): len(drive.findings) for drive in drives},
+        "findings by schedule": {drive.schedule: len(drive.findings) for drive in drives},
         "operations": drives[0].counted.enqueued.total(),
     }
 
@@ -218,7 +252,7 @@ def _coverage(drives: Sequence[_Drive]) -> dict[str, JSON]:
     copies = Counter(kind.value for kind, _ in counted.enqueued.elements() if kind is not OperationKind.KERNEL)
     return {
         "model": MODEL,
-        "schedules": [str(drive.run.schedule) for drive in drives],
+        "schedules": [drive.schedule for drive in drives],
         "lanes": list(counted.lanes),
         "kernels": kernels,
         "copies": dict(copies),

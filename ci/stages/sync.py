@@ -1,4 +1,4 @@
-"""Stage 5: hidden waits. On the virtual device the host waits nowhere in a hot path, unless it is allowed to."""
+"""Stage 5: hidden waits. The host waits nowhere in a hot path, unless it is allowed to."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from mrv2.checks.sync.memory import MemoryWatch
 from mrv2.checks.sync.settings import Settings, find_settings
 from mrv2.checks.sync.virtual import install
 from mrv2.checks.sync.watch import Watch
-from mrv2.checks.virtual.runs import Run, run_program
+from mrv2.checks.virtual.runs import run_program
 from mrv2.fuzz.programs import MODEL, RunnerProgram
 from mrv2.fuzz.targets.protocols import Feature, HotPathTarget, RunnerTarget
 from mrv2.fuzz.workload import Trace
 from mrv2.refrunner.models.checkpoint import load_checkpoint
 
 from .base import Budget, Progress, StageResult
-from .races import Counting
+from .counting import Counting
+from .on_cuda import ON_CUDA, run_on_cuda
 from .traces import missing_features, trace_findings
 from .workloads import quick_workload
 
@@ -34,13 +35,19 @@ _OUR_LIMITS = ("UnsupportedOperationError", "VirtualDeviceError")
 
 
 class Sync:
-    """Drives the quick workload on a virtual device and watches the hot paths.
+    """Drives the quick workload and watches the hot paths.
 
     They are those that the target names itself, or else those of the project that the current folder belongs to.
     Always on the tiny model: what waits does not depend on weights.
+
+    Args:
+        device: ``"virtual"``, busy and idle, or ``"cuda"``, this machine's GPU as it comes.
     """
 
     name = "sync"
+
+    def __init__(self, device: str = "virtual") -> None:
+        self._device = device
 
     def run(self, target: RunnerTarget, budget: Budget, progress: Progress) -> StageResult:
         """See :class:`Stage`.
@@ -59,9 +66,10 @@ class Sync:
             )
         vocab_size = load_checkpoint(MODEL).config.vocab_size
         program = RunnerProgram(target, quick_workload(vocab_size, budget.seed + 3, NEW_TOKENS))
-        progress.start(len(SCHEDULES))
+        schedules = (ON_CUDA,) if self._device == ON_CUDA else SCHEDULES
+        progress.start(len(schedules))
         drives = []
-        for schedule in SCHEDULES:
+        for schedule in schedules:
             drives.append(_drive(program, settings, schedule))
             progress.advance()
         return _result(settings, drives)
@@ -80,23 +88,35 @@ def settings_of(target: RunnerTarget, folder: Path) -> Settings:
 
 @dataclass(frozen=True)
 class _Drive:
-    """The workload under one schedule; no trace if the runner could not be built."""
+    """The workload under one schedule.
 
-    run: Run
-    counted: Counting
+    Attributes:
+        schedule: its name.
+        error: why the runner could not be built, if so.
+        worked: how much it gave the device to do: operations, or on a real one bytes that it allocated.
+        trace: what the workload saw; None if the runner could not be built.
+        watch: of hot paths.
+        memory: of regions with a bound.
+        waits: waits, and memory beyond a bound.
+    """
+
+    schedule: str
+    error: str | None
+    worked: int
     trace: Trace | None
     watch: Watch
     memory: MemoryWatch
+    waits: tuple[Finding, ...]
 
     @property
     def obstacle(self) -> str | None:
         """Why this run says nothing about the target, if so."""
         if self.trace is None:
-            return f"the target cannot be built for device 'cuda': {self.run.error}"
+            return f"the target cannot be built for device 'cuda': {self.error}"
         crash = self.trace.crash
         if crash and crash.error.startswith(_OUR_LIMITS):
             return f"the virtual device cannot run the target: {crash.error}"
-        if not self.counted.enqueued:
+        if not self.worked:
             return "the target enqueued nothing on the device"
         try:
             self.watch.require_entered()
@@ -107,18 +127,29 @@ class _Drive:
 
     @property
     def findings(self) -> Iterator[Finding]:
-        """Waits, memory beyond a bound, and what else went wrong while they were looked for."""
-        yield from self.watch.findings
-        yield from self.memory.findings
+        """Waits, and what else went wrong while they were looked for."""
+        yield from self.waits
         if self.trace is not None:
             yield from trace_findings(self.trace)
 
 
 def _drive(program: RunnerProgram, settings: Settings, schedule: str) -> _Drive:
+    return _on_cuda(program, settings) if schedule == ON_CUDA else _on_virtual(program, settings, schedule)
+
+
+def _on_virtual(program: RunnerProgram, settings: Settings, schedule: str) -> _Drive:
     counted = Counting()
     with Watch(settings) as watch, MemoryWatch(settings.memory) as memory:
         run = run_program(program, schedule, judge=counted, hooks=(install(watch), memory.hook()))
-    return _Drive(run, counted, program.trace, watch, memory)
+    waits = (*watch.findings, *memory.findings)
+    return _Drive(schedule, run.error, counted.enqueued.total(), program.trace, watch, memory, waits)
+
+
+def _on_cuda(program: RunnerProgram, settings: Settings) -> _Drive:
+    run = run_on_cuda(program, settings, races=False)
+    audit, watch = run.audit, run.audit.watch
+    assert watch is not None  # waits were asked for
+    return _Drive(ON_CUDA, run.error, audit.allocated, program.trace, watch, audit.memory, tuple(audit.waits))
 
 
 def _result(settings: Settings, drives: Sequence[_Drive]) -> StageResult:
@@ -140,7 +171,7 @@ def _merged(drives: Iterable[_Drive]) -> Iterator[Finding]:
     found: dict[tuple[object, ...], tuple[Finding, list[JSON]]] = {}
     for drive in drives:
         for finding in drive.findings:
-            found.setdefault(spot(finding), (finding, []))[1].append(str(drive.run.schedule))
+            found.setdefault(spot(finding), (finding, []))[1].append(drive.schedule)
     for finding, schedules in found.values():
         yield replace(finding, evidence={**finding.evidence, "schedules": schedules})
 
@@ -155,15 +186,15 @@ def _unused(drives: Sequence[_Drive]) -> Iterator[Finding]:
 
 def _metrics(drives: Sequence[_Drive]) -> dict[str, JSON]:
     return {
-        "waits by schedule": {str(drive.run.schedule): len(drive.watch.findings) for drive in drives},
-        "operations": drives[0].counted.enqueued.total(),
+        "waits by schedule": {drive.schedule: len(drive.watch.findings) for drive in drives},
+        "bytes allocated" if drives[0].schedule == ON_CUDA else "operations": drives[0].worked,
     }
 
 
 def _coverage(settings: Settings, drives: Sequence[_Drive]) -> dict[str, JSON]:
     return {
         "model": MODEL,
-        "schedules": [str(drive.run.schedule) for drive in drives],
+        "schedules": [drive.schedule for drive in drives],
         "hot paths": dict(drives[0].watch.entries),
         "memory bounds": dict(drives[0].memory.entries),
         "allowances": [f"{allowance.code} at {allowance.site}" for allowance in settings.allowances],

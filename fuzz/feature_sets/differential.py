@@ -1,7 +1,8 @@
 """One feature set in one environment: its trace is run, and everything that it showed is judged.
 
-Environments: ``"cpu"``, the plain CPU with kernels compiled for it, without graphs, since it has none; and schedules of
-the virtual device. There the runner shows nothing while it runs, since each look synchronises.
+Environments: ``"cpu"``, the plain CPU with kernels compiled for it, without graphs, since it has none; schedules of the
+virtual device; and ``"cuda"``, a GPU, watched by the race recorder. On a device the runner shows nothing while it runs,
+since each look synchronises.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mrv2.checks import triton_cpu
+from mrv2.checks.cuda.recorder import race_recorder
 from mrv2.checks.findings import JSON, Finding
 from mrv2.checks.virtual.runs import run_program
 from mrv2.fuzz.targets.protocols import RunnerTarget
@@ -24,7 +26,7 @@ from .judge import Judge, Tally
 from .runners import RecordingRunner, SessionRunner
 from .traces import workload_of
 
-CPU = "cpu"
+CPU, CUDA = "cpu", "cuda"
 #: ``"starve"`` holds back the main stream in every other set and the copy stream in the rest.
 ENVIRONMENTS = (CPU, "late", "random:1", "starve")
 #: More are counted, not kept: the first few tell, and a broken runner would fill the disk.
@@ -113,8 +115,16 @@ def run_workload(target: RunnerTarget, features: FeatureSet, environment: str, w
     device = {"device": "cpu", "graph_mode": "eager"} if on_cpu else {"device": "cuda"}
     placed = replace(workload, capacities={**workload.capacities, **device})  # type: ignore[dict-item]
     program = _Program(target, features.values["model"], placed, look=on_cpu)
-    findings = _on_cpu(program) if on_cpu else _on_device(program, _schedule(environment, features.number))
-    return _outcome(features, environment, workload, program, findings)
+    return _outcome(features, environment, workload, program, _findings(program, environment, features.number))
+
+
+def _findings(program: _Program, environment: str, number: int) -> list[str]:
+    """Run it there; what was found about order and memory meanwhile."""
+    if environment == CPU:
+        return _on_cpu(program)
+    if environment == CUDA:
+        return _on_gpu(program)
+    return _on_device(program, _schedule(environment, number))
 
 
 def _schedule(environment: str, number: int) -> str:
@@ -125,6 +135,12 @@ def _on_cpu(program: _Program) -> list[str]:
     with triton_cpu.enabled() as session:
         program()
     return [_words(finding) for finding in session.findings]
+
+
+def _on_gpu(program: _Program) -> list[str]:
+    with race_recorder() as recorder:
+        program()
+    return [_words(finding) for finding in recorder.findings]
 
 
 def _on_device(program: _Program, schedule: str) -> list[str]:

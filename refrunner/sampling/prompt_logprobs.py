@@ -114,16 +114,20 @@ class PromptLogprobs:
         states: RequestStates,
     ) -> None:
         """Report on the tokens that follow the lanes of one request, the first of them at position ``computed``."""
-        report = self._reports[row]
-        count = min(len(hidden), report.prompt_len - 1 - computed)  # after the last token comes the first draw
+        count = min(len(hidden), self._reports[row].prompt_len - 1 - computed)  # after the last comes the first draw
         for start in range(0, count, self._chunk):
-            stop = min(start + self._chunk, count)
-            logits = compute_logits(hidden[start:stop])
+            lanes = hidden[start : min(start + self._chunk, count)]
+            position = computed + start + 1
             # A copy: a part's alignment would change with the place, and kernels would be compiled anew.
-            tokens = states.token_ids[row, computed + start + 1 : computed + stop + 1].clone()
-            full = range(len(logits)) if report.logprobs == FULL_VOCABULARY else ()
-            reported = Reported(logits, self._sampler.no_threshold, row_statistics(logits), self._logarithm)
-            rows = torch.full((len(logits),), row, dtype=torch.int32, device=logits.device)
-            asker = self._sampler.asker(rows, TOP_PROMPT_LOGPROBS.value)
-            found = report_logprobs(reported, tokens, asker, report.logprobs, full)
-            report.pieces.append(_Piece(*self._device.download(found.tensors())))
+            tokens = states.token_ids[row, position : position + len(lanes)].clone()
+            self._report_chunk(row, tokens, compute_logits(lanes))
+
+    def _report_chunk(self, row: int, tokens: Tensor, logits: Tensor) -> None:
+        """Report on tokens int32 [n], drawn from logits [n, V], which nobody holds after this call."""
+        report = self._reports[row]
+        full = range(len(logits)) if report.logprobs == FULL_VOCABULARY else ()
+        reported = Reported(logits, self._sampler.no_threshold, row_statistics(logits), self._logarithm)
+        rows = torch.full((len(logits),), row, dtype=torch.int32, device=logits.device)
+        asker = self._sampler.asker(rows, TOP_PROMPT_LOGPROBS.value)
+        found = report_logprobs(reported, tokens, asker, report.logprobs, full)
+        report.pieces.append(_Piece(*self._device.download(found.tensors())))

@@ -122,7 +122,7 @@ Verify = Callable[..., Result]
 @pytest.fixture
 def verify(monkeypatch: pytest.MonkeyPatch) -> Verify:
     def run(stages: list[FakeStage], *options: str, target: str = "fake_engine:Target") -> Result:
-        monkeypatch.setattr(catalog, "stages_for", lambda _target, _reference, _checkpoint: stages)
+        monkeypatch.setattr(catalog, "stages_for", lambda *_: stages)
         return CliRunner().invoke(app, ["verify", "--target", target, "--model", "tiny", *options])
 
     return run

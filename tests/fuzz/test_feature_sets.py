@@ -8,6 +8,7 @@ import json
 import os
 import threading
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import combinations
 from types import MappingProxyType, SimpleNamespace
@@ -15,8 +16,8 @@ from types import MappingProxyType, SimpleNamespace
 import pytest
 
 from mrv2.fuzz.feature_sets import __main__ as command
-from mrv2.fuzz.feature_sets import workers
-from mrv2.fuzz.feature_sets.differential import CPU, ENVIRONMENTS, Outcome, run_feature_set, run_workload
+from mrv2.fuzz.feature_sets import differential, workers
+from mrv2.fuzz.feature_sets.differential import CPU, CUDA, ENVIRONMENTS, Outcome, run_feature_set, run_workload
 from mrv2.fuzz.feature_sets.factors import FACTORS, NO, SETTINGS, FeatureSet, feature_sets, go_together
 from mrv2.fuzz.feature_sets.judge import Judge, Tally
 from mrv2.fuzz.feature_sets.metamorphic import CHANGES, Change, differences
@@ -33,6 +34,8 @@ from mrv2.refrunner.models.checkpoint import load_checkpoint
 from mrv2.refrunner.oracle.llama import LlamaOracle
 from mrv2.refrunner.oracle.oracle import Oracle
 from mrv2.refrunner.oracle.sampling import log_softmax, report
+
+from ..checks.cuda.facade import on_facade
 
 LONG = os.environ.get("MRV2_FEATURE_STEPS")
 STEPS = int(LONG) if LONG else 10
@@ -145,6 +148,20 @@ class TestFaultsAreFound:
     def test_a_result_that_is_not_waited_for(self):
         failures = run_feature_set(Faulty(handle=without_waiting), SETS[4], "late", 3).failures
         assert any(failure.startswith("MRV203") for failure in failures)
+
+
+def test_on_a_gpu_the_race_recorder_watches(monkeypatch):
+    """A device that is played; ``tests/refrunner/test_complete_runner_gpu.py`` has a real one."""
+
+    @contextmanager
+    def played():
+        with on_facade() as (recorder, _):
+            yield recorder
+
+    monkeypatch.setattr(differential, "race_recorder", played)
+    assert run_feature_set(TARGET, SETS[12], CUDA, 3).failures == ()
+    failures = run_feature_set(Faulty(handle=without_waiting), SETS[12], CUDA, 3).failures
+    assert any(failure.startswith("MRV203") for failure in failures)
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ def gpu(monkeypatch):
     with for_recorder(), virtual_cuda() as device:
         monkeypatch.setattr(audit, "require_cuda", lambda subject: None)
         monkeypatch.setattr(audit, "CudaDevice", lambda: device)
-        monkeypatch.setattr(audit, "race_recorder", lambda: recorder_over(device.opened))
+        monkeypatch.setattr(audit, "race_recorder", lambda **more: recorder_over(device.opened, **more))
         monkeypatch.setattr(audit, "CachingAllocator", lambda index: Allocator(device.opened.runtime))
         yield device
 
@@ -86,9 +86,9 @@ def test_torch_calls_back_only_while_a_region_is_open(gpu):
     assert finding.evidence["region"] == "inner" and registered() == before
 
 
-def test_the_step_is_the_recorder_s(gpu):
+def test_findings_carry_the_step(gpu):
     with cuda_audit(races=True) as opened, memory_bound("decode", bytes=0):
-        opened.recorder.step(7)
+        opened.step(7)
         torch.empty(8, device="cuda")
     assert [finding.step for finding in opened.waits] == [7]
 

@@ -47,7 +47,7 @@ def gpu(warning_device, monkeypatch):
         monkeypatch.setattr(sync_trap, "require_cuda", lambda subject: None)
         monkeypatch.setattr(audit, "require_cuda", lambda subject: None)
         monkeypatch.setattr(audit, "CudaDevice", lambda: device)
-        monkeypatch.setattr(audit, "race_recorder", lambda: recorder_over(device.opened))
+        monkeypatch.setattr(audit, "race_recorder", lambda **more: recorder_over(device.opened, **more))
         monkeypatch.setattr(audit, "CachingAllocator", lambda index: Allocator(device.opened.runtime))
         yield device
 

@@ -1,0 +1,138 @@
+import math
+
+import numpy as np
+import pytest
+
+from mrv2.stats.errors import ArgumentError
+from mrv2.stats.gof import binomial_test
+from mrv2.stats.noise import enumerate_transform, noise_law, tail_error, tail_mass, true_tail_mass, words_of_ranks
+
+from .noises import exact_64, flip_31, middle_32, race_24, top_24
+
+# Relative error of the mass of 262,143 tokens in percent, by gap: the survey of sampler statistics, section 3.1.
+SURVEY = {
+    (top_24, 24): {9: -0.024, 12.5: -0.80, 15: -9.4, 16: -24, 17: -55, 18: -92, 20: -100, 25: -100},
+    (race_24, 24): {9: 0.023, 12.5: 0.75, 15: 6.3, 16: 6.5, 17: -22, 18: -84, 20: -100},
+    (flip_31, 31): {
+        12.5: 0.006,
+        15: 0.08,
+        16: 0.21,
+        17: 0.55,
+        18: 1.4,
+        20: 7.2,
+        20.5: 8.2,
+        21: 5.6,
+        22: -30,
+        23.25: -97,
+    },
+    (middle_32, 32): {17: -0.0001, 18: -0.001, 20: -0.05, 20.5: -0.14, 21: -0.39, 22: -2.8, 24: -72, 25: -100},
+}
+
+
+@pytest.mark.parametrize("case", SURVEY, ids=lambda case: case[0].__name__)
+def test_tails_of_known_defects(case):
+    law = noise_law(*case)
+    for gap, percent in SURVEY[case].items():
+        assert 100 * tail_error(law, gap, 262_143) == pytest.approx(percent, rel=0.07, abs=5e-4)
+
+
+def test_noise_without_a_defect_has_no_error():
+    law = noise_law(exact_64, 64)
+    assert law.largest == pytest.approx(65 * math.log(2)) and law.least == pytest.approx(-3.8078, abs=1e-4)
+    for tokens in (1, 1000, 262_143):
+        assert max(abs(tail_error(law, gap, tokens)) for gap in (0.0, 3.0, 12.5, 18.0, 25.0, 35.0)) < 1e-7
+
+
+@pytest.mark.parametrize("bits", [6, 10])
+def test_tail_mass_is_the_share_of_draws(bits):
+    """Every combination of three words, counted; ties are split, since the sum leaves them out."""
+
+    def noise(words):
+        return -np.log(-np.log((words.astype(np.float64) + 0.5) / 2.0**bits))
+
+    every = noise(np.arange(2**bits, dtype=np.uint64))
+    gap, best = 1.234567, np.sort(every)  # a gap that makes no tie
+    law = noise_law(noise, bits)
+    # P(max of two <= h + gap), for every h
+    below = np.searchsorted(best, every + gap, side="right") / 2**bits
+    assert tail_mass(law, gap, 2) == pytest.approx(1.0 - float((below**2).mean()), abs=1e-12)
+
+
+@pytest.mark.parametrize(("transform", "bits"), [(top_24, 24), (race_24, 24), (flip_31, 31), (exact_64, 64)], ids=str)
+def test_the_sampled_ladder_agrees_with_the_enumerated_one(transform, bits):
+    random, tokens, draws = np.random.default_rng(bits), 262_143, 2_000_000
+    law, words = noise_law(transform, bits), 2.0**bits
+    falls = transform in (race_24, flip_31, exact_64)
+    # The best of the tail's words, by the law of an extreme of independent uniform integers; then a plain comparison.
+    share = -np.expm1(np.log(random.random(draws)) / tokens)
+    rank = np.minimum(np.floor(share * words), words - 1).astype(np.uint64)
+    best = transform(rank if falls else np.uint64(2**bits - 1) - rank)
+    head = transform(random.integers(0, 2**bits - 1, draws, dtype=np.uint64, endpoint=True))
+    for gap in (9.0, 12.5, 16.0, 18.0, 20.0):
+        wins = int((best > head + gap).sum())
+        assert binomial_test(wins, draws, tail_mass(law, gap, tokens)).p_value > 1e-4, gap
+
+
+def test_survival_and_cumulative_are_counts():
+    law = noise_law(top_24, 24)
+    assert law.survival(np.array([law.largest, law.largest - 1e-9])).tolist() == [0.0, 2.0**-24]
+    values = np.array([-2.0, -0.5, 0.3, 1.0, 5.0, 14.0])
+    exact = np.exp(-np.exp(-values))
+    assert law.cumulative(values) == pytest.approx(exact, rel=1e-4)  # one word is 1e-4 of the words below -2
+
+
+def test_words_of_ranks_follow_the_direction():
+    ranks = np.array([1, 2], np.uint64)
+    assert words_of_ranks(top_24, 24, ranks).tolist() == [2**24 - 1, 2**24 - 2]
+    assert words_of_ranks(race_24, 24, ranks).tolist() == [0, 1]
+    assert words_of_ranks(exact_64, 64, ranks).tolist() == [0, 1]
+
+
+def test_true_mass():
+    weights = np.exp([0.0] + [-3.0] * 7)
+    assert true_tail_mass(3.0, 7) == pytest.approx(weights[1:].sum() / weights.sum())
+
+
+@pytest.mark.parametrize(("transform", "bits"), [(exact_64, 64), (middle_32, 32)])
+def test_enumeration_finds_nothing_in_exact_noise(transform, bits):
+    errors = enumerate_transform(transform, bits, 14)
+    assert errors.words == 2**15 and errors.not_finite == errors.turns == 0
+    assert errors.winning_error < 1e-12
+
+
+def test_enumeration_of_all_words():
+    assert enumerate_transform(lambda w: top_24(w << np.uint64(8)), 16, 99).words == 2**16
+
+
+def test_enumeration_finds_what_is_wrong():
+    def zero_is_infinite(words):
+        with np.errstate(divide="ignore"):
+            return -np.log(-np.log(words.astype(np.float64) / 2**24))
+
+    def float16(words):
+        return exact_64(words).astype(np.float16).astype(np.float64)
+
+    def dips(words):
+        return exact_64(words) - 1e-3 * (words >> np.uint64(56) == 7)
+
+    infinite = enumerate_transform(zero_is_infinite, 24, 12)
+    assert infinite.not_finite == 1 and infinite.examples == (0,)
+    assert 1e-3 < enumerate_transform(float16, 64, 12).winning_error < 1e-2
+    dip = enumerate_transform(dips, 64, 14)
+    assert dip.turns == 1 and dip.winning_error == pytest.approx(1e-3, rel=0.1)
+
+
+def test_a_turn_between_two_chunks_is_seen(monkeypatch):
+    monkeypatch.setattr("mrv2.stats.noise._CHUNK", 64)
+    half = np.uint64(1 << 63)
+    errors = enumerate_transform(lambda w: exact_64(w) + (w >= half), 64, 7)
+    assert errors.turns == 1
+
+
+def test_laws_that_cannot_be_are_refused():
+    with pytest.raises(ArgumentError, match="bits"):
+        noise_law(exact_64, 65)
+    with pytest.raises(ArgumentError, match="monotone"):
+        noise_law(lambda w: np.sin(w.astype(np.float64)), 16)
+    with pytest.raises(ArgumentError, match="monotone"):
+        noise_law(lambda w: np.full(w.shape, np.nan), 16)

@@ -1,0 +1,33 @@
+"""The reference sampler's noise, certified without a draw; MRV2_LONG=1 looks at every coarse word and 2**22 keys."""
+
+import os
+
+import numpy as np
+
+from mrv2.fuzz.targets.reference_sampler import ReferenceSampler
+from mrv2.stats.noise import enumerate_transform, noise_law, tail_error
+from mrv2.stats.noise_keys import duplicate_rows, key_domain
+from mrv2.stats.targets import Purpose
+
+LONG = bool(os.environ.get("MRV2_LONG"))
+REFERENCE = ReferenceSampler(compiled=True)
+
+
+def test_tails_are_certified():
+    law = noise_law(REFERENCE.noise, REFERENCE.noise_bits)
+    for gap in np.arange(0.0, 18.5, 3.0).tolist():
+        assert abs(tail_error(law, gap, 262_143)) < 1e-5, gap
+    for gap in (20.0, 22.0, 25.0):
+        assert abs(tail_error(law, gap, 262_143)) < 1e-3, gap
+
+
+def test_the_transform_is_the_quantile_of_every_coarse_word():
+    errors = enumerate_transform(REFERENCE.noise, REFERENCE.noise_bits, 32 if LONG else 16)
+    assert errors.not_finite == 0
+    assert errors.winning_error < 3e-6, "a few units of float32 at 16"
+    print(errors)
+
+
+def test_no_two_keys_have_the_same_noise():
+    keys = key_domain(2**22 if LONG else 2**14, np.random.default_rng(0))
+    assert duplicate_rows(REFERENCE, keys, (Purpose.TARGET, Purpose.DRAFT), 151_936) == []
