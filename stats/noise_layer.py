@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mrv2.checks.findings import JSON
+
 from .dependence import independence_g_test
 from .distributions import LADDER
 from .errors import ArgumentError
@@ -135,10 +137,7 @@ def _lattice_test(target: NoiseTarget, random: np.random.Generator) -> LayerTest
 
 def _duplicates_test(target: NoiseTarget, keys: Keys, plan: AuditPlan, progress: Progress) -> LayerTest:
     found = duplicate_rows(target, keys, (Purpose.TARGET, Purpose.DRAFT), plan.vocab_size, progress.drawn)
-    examples = [
-        {"seed": list(pair), "position": list(places), "purpose": list(purposes)}
-        for pair, places, purposes in (zip(d.first, d.second, strict=True) for d in found[:4])
-    ]
+    examples: list[JSON] = [[list(duplicate.first), list(duplicate.second)] for duplicate in found[:4]]
     name = "no two keys have the same noise"
     return exact_test("words", name, 2 * keys.count, len(found), "key", {"examples": examples})
 

@@ -218,6 +218,15 @@ class PromptLogprobTarget(Protocol):
 
 
 @runtime_checkable
+class MemoryTarget(Protocol):
+    """Optional: knows how much memory its log-probabilities take."""
+
+    def peak_bytes(self, logits: NDArray[np.float32], temperature: NDArray[np.float32]) -> int | None:
+        """Most memory held during a call of ``logprobs`` beyond what was held before; None where it is not known."""
+        ...
+
+
+@runtime_checkable
 class SpeculativeTarget(Protocol):
     """Optional: drafts and verifies k tokens at once."""
 

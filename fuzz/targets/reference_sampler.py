@@ -140,6 +140,17 @@ class ReferenceSampler:
             found: NDArray[np.float32] = report.full.cpu().numpy()
         return found
 
+    def peak_bytes(self, logits: NDArray[np.float32], temperature: NDArray[np.float32]) -> int | None:
+        """See :class:`mrv2.stats.targets.MemoryTarget`; the logits count, since the call puts them on the device."""
+        import torch
+
+        if self._device != "cuda":
+            return None
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        self.logprobs(logits, temperature)
+        return torch.cuda.max_memory_allocated() - before
+
     def ranks(self, logits: NDArray[np.float32], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         """See :class:`mrv2.stats.targets.RankTarget`."""
         return self._tokens(lambda: self._reported(logits, tokens).ranks)
