@@ -33,6 +33,8 @@ WORD = 4
 ALIGNED_WORDS = ALIGNMENT // WORD
 #: First word of the target, and int32 [words].
 Segment = tuple[int, NDArray[np.int32]]
+#: Rows, columns and type of each table, by name.
+Shapes = Mapping[str, tuple[int, int, torch.dtype]]
 
 
 @dataclass
@@ -267,14 +269,10 @@ class StagedWriteTensor:
 class StagedTables:
     """Several staged tables in one piece of device memory: one launch flushes them all, whatever their types."""
 
-    def __init__(self, device: Device, shapes: Mapping[str, tuple[int, int, torch.dtype]]) -> None:
-        """Make the tables.
-
-        Args:
-            shapes: rows, columns and type of each table, by name.
-        """
+    def __init__(self, device: Device, shapes: Shapes) -> None:
+        """Make the tables."""
         sizes = [words_of(*shape) for shape in shapes.values()]
-        self._starts = [0, *accumulate(-(-size // ALIGNED_WORDS) * ALIGNED_WORDS for size in sizes)]
+        self._starts = _starts(sizes)
         self._words = torch.zeros(self._starts[-1], dtype=torch.int32, device=device.torch_device)
         self._writer = _WordWriter()
         self._tables = {
@@ -298,6 +296,16 @@ class StagedTables:
     def apply(self, upload: PackedUpload) -> None:
         """Scatter the packed writes of all tables; enqueues one launch, or none if nothing was staged."""
         self._writer.apply(upload, self._words)
+
+
+def bytes_of(shapes: Shapes) -> int:
+    """Bytes that :class:`StagedTables` of these shapes take."""
+    return WORD * _starts([words_of(*shape) for shape in shapes.values()])[-1]
+
+
+def _starts(sizes: list[int]) -> list[int]:
+    """First word of each table, and the end of the last one."""
+    return [0, *accumulate(-(-size // ALIGNED_WORDS) * ALIGNED_WORDS for size in sizes)]
 
 
 def words_of(rows: int, columns: int, dtype: torch.dtype) -> int:

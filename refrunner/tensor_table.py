@@ -78,6 +78,10 @@ TABLE = (
         DEVICE, "request", (_STAGED,), MAIN,
     ),
     Entry(
+        "ModelRunner._sampler.tables._tables._words", "all of them: one memory, one flush", "[words] i32",
+        DEVICE, "request", (_STAGED,), MAIN,
+    ),
+    Entry(
         "ModelRunner._sampler._penalties.prompt_mask", "tokens of the prompt, a bit each", "[R, V / 32] i32",
         DEVICE, "request with penalties", ("count_known_tokens",), MAIN,
     ),

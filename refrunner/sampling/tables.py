@@ -22,7 +22,7 @@ from ..sampling_params import (
     MAX_STOPS,
     SamplingParams,
 )
-from ..staging import PackedUpload, StagedWriteTensor
+from ..staging import PackedUpload, Shapes, StagedTables, bytes_of
 
 NUMBERS, REALS = kernels.NUMBERS.value, kernels.REALS.value
 BAD_WORD_COLUMNS = 2 * MAX_BAD_WORDS + 1 + MAX_BAD_WORD_TOKENS
@@ -35,34 +35,25 @@ POISON_SEED = -1
 
 
 class SamplingTables:
-    """Device tables, written on the main stream by staged writes when a request is added, read by the kernels by row.
+    """Device tables in one memory, written on the main stream by staged writes when a request is added.
 
-    ``numbers`` int32 [R, NUMBERS] and ``reals`` float32 [R, REALS], whose columns ``kernels.logits_processing`` names;
-    ``seeds`` int64 [R]. Lists, of which a row's numbers say how much is valid: ``allowed`` int32 [R, W] (a bit mask),
-    ``bias_tokens`` int32 and ``bias_values`` float32 [R, 1024], ``stops`` int32 [R, 128], ``bad_words`` int32
-    [R, 1281], ``logprob_ids`` int32 [R, 128].
+    Kernels read them by row: ``numbers`` int32 [R, NUMBERS] and ``reals`` float32 [R, REALS], whose columns
+    ``kernels.logits_processing`` names; ``seeds`` int64 [R]. Lists, of which a row's numbers say how much is valid:
+    ``allowed`` int32 [R, W] (a bit mask), ``bias_tokens`` int32 and ``bias_values`` float32 [R, 1024], ``stops`` int32
+    [R, 128], ``bad_words`` int32 [R, 1281], ``logprob_ids`` int32 [R, 128].
 
     Attributes:
         stages: int32 [R] on the host, the stages of each row.
     """
 
     def __init__(self, config: RunnerConfig, device: Device, vocab_size: int) -> None:
-        def table(columns: int, dtype: torch.dtype, name: str) -> StagedWriteTensor:
-            return StagedWriteTensor(config.max_num_reqs, columns, dtype, device, name)
-
-        self.numbers = table(NUMBERS, torch.int32, "sampling numbers")
-        self.reals = table(REALS, torch.float32, "sampling reals")
-        self._seeds = StagedWriteTensor(1, config.max_num_reqs, torch.int64, device, "seeds")
-        self.allowed = table(mask_words(vocab_size), torch.int32, "allowed token ids")
-        self.bias_tokens = table(MAX_BIASES, torch.int32, "biased tokens")
-        self.bias_values = table(MAX_BIASES, torch.float32, "biases")
-        self.stops = table(MAX_STOPS, torch.int32, "stop token ids")
-        self.bad_words = table(BAD_WORD_COLUMNS, torch.int32, "bad words")
-        self.logprob_ids = table(MAX_LOGPROB_IDS, torch.int32, "logprob token ids")
-        self._all = (
-            self.numbers, self.reals, self._seeds, self.allowed, self.bias_tokens, self.bias_values, self.stops,
-            self.bad_words, self.logprob_ids,
-        )  # fmt: skip
+        tables = StagedTables(device, _shapes(config, vocab_size))
+        self.numbers, self.reals = tables["sampling numbers"], tables["sampling reals"]
+        self.allowed, self._seeds = tables["allowed token ids"], tables["seeds"]
+        self.bias_tokens, self.bias_values = tables["biased tokens"], tables["biases"]
+        self.stops, self.bad_words = tables["stop token ids"], tables["bad words"]
+        self.logprob_ids = tables["logprob token ids"]
+        self._tables = tables
         self._vocab_size = vocab_size
         self._always = EVERY_STAGE if config.force_sampler_stages else 0
         self._always |= kernels.REPORTED.value if config.logprobs_mode.startswith("processed") else 0
@@ -130,26 +121,37 @@ class SamplingTables:
 
     def pack(self, upload: PackedUpload) -> None:
         """Add the staged writes to the step's upload."""
-        for table in self._all:
-            table.pack(upload)
+        self._tables.pack(upload)
 
     def apply(self, upload: PackedUpload) -> None:
-        """Scatter them on the device."""
-        for table in self._all:
-            table.apply(upload)
+        """Scatter them on the device; one launch."""
+        self._tables.apply(upload)
 
     def warm_up(self) -> None:
-        """Load the kernels of ``apply``; nothing changes."""
-        for table in self._all:
-            table.warm_up()
+        """Load the kernel of ``apply``; nothing changes."""
+        self._tables.warm_up()
+
+
+def _shapes(config: RunnerConfig, vocab_size: int) -> Shapes:
+    rows = config.max_num_reqs
+    return {
+        "sampling numbers": (rows, NUMBERS, torch.int32),
+        "sampling reals": (rows, REALS, torch.float32),
+        "seeds": (1, rows, torch.int64),
+        "allowed token ids": (rows, mask_words(vocab_size), torch.int32),
+        "biased tokens": (rows, MAX_BIASES, torch.int32),
+        "biases": (rows, MAX_BIASES, torch.float32),
+        "stop token ids": (rows, MAX_STOPS, torch.int32),
+        "bad words": (rows, BAD_WORD_COLUMNS, torch.int32),
+        "logprob token ids": (rows, MAX_LOGPROB_IDS, torch.int32),
+    }
 
 
 def table_bytes(config: RunnerConfig, vocab_size: int) -> int:
     """Bytes of the tables of one sampler, those of the penalties and the constant thresholds included."""
-    lists = mask_words(vocab_size) + 2 * MAX_BIASES + MAX_STOPS + BAD_WORD_COLUMNS + MAX_LOGPROB_IDS
-    row = 4 * (NUMBERS + REALS + lists) + 8
-    penalties = 4 * (mask_words(vocab_size) + vocab_size)
-    return int(config.max_num_reqs * (row + penalties)) + 4 * max(config.max_num_reqs, config.prompt_logprobs_chunk)
+    penalties = 4 * config.max_num_reqs * (mask_words(vocab_size) + vocab_size)
+    thresholds = 4 * max(config.max_num_reqs, config.prompt_logprobs_chunk)
+    return bytes_of(_shapes(config, vocab_size)) + penalties + thresholds
 
 
 def mask_words(vocab_size: int) -> int:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mrv2.refrunner import staging
 from mrv2.refrunner.api import NewRequest, SamplingParams
 from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.device import Device
@@ -95,3 +96,26 @@ def test_a_plain_request_stages_no_list():
     flush(tables)
     assert tables.numbers.gpu[1].tolist() == [0, VOCAB, 3, 3, 0, 0, 0, 0, 0, 0]
     assert not any(table.gpu.any() for table in (tables.allowed, tables.bias_tokens, tables.stops, tables.bad_words))
+
+
+class Launches:
+    """Stands where the kernel is and counts launches."""
+
+    def __init__(self):
+        self.programs = []
+
+    def __getitem__(self, grid):
+        self.programs.append(grid[0])
+        return lambda *arguments, **constants: None
+
+
+def test_all_tables_take_one_launch(monkeypatch):
+    launches = Launches()
+    monkeypatch.setattr(staging, "apply_staged_writes", launches)
+    tables = make_tables()
+    for row in (0, 2):
+        tables.add(row, request(temperature=1.0, seed=1, logit_bias=((2, 1.0),), stop_token_ids=(3,), top_k=2))
+    flush(tables)
+    assert launches.programs == [2 * 6]  # numbers, reals, seed, two lists of biases, stops
+    flush(tables)
+    assert launches.programs == [2 * 6]
