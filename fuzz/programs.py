@@ -6,7 +6,9 @@ A program is named by a target and a workload, both of which fit into a JSON fil
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType, NoneType
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,14 @@ from mrv2.checks.virtual.streams import active_runtime
 from mrv2.fuzz.targets.protocols import Runner, RunnerTarget
 from mrv2.fuzz.workload import Driver, Trace, Workload, WorkloadRequest, close
 from mrv2.refrunner.api import Grammar, Handle, SamplingParams, Step
+from mrv2.refrunner.config import RunnerConfig
+from mrv2.refrunner.errors import RequestError
 
 MODEL = "tiny"
+#: What a field of a type may hold in a file.
+JSON_TYPES: Mapping[str, tuple[type, ...]] = MappingProxyType(
+    {"int": (int,), "str": (str,), "bool": (bool,), "float": (float, int), "None": (NoneType,)}
+)
 
 
 def number_virtual(step: int) -> None:
@@ -131,22 +139,14 @@ def workload_as_json(workload: Workload) -> dict[str, JSON]:
 
 
 def workload_from_json(content: Mapping[str, JSON]) -> Workload:
-    """The inverse of ``workload_as_json``.
+    """The inverse of ``workload_as_json``; a number is no text, and a truth is no number.
 
     Raises:
         CheckError: it is no workload.
     """
     try:
-        values: dict[str, Any] = {**content}
-        requests = tuple(_request(request) for request in values.pop("requests"))
-        capacities = {
-            str(name): value if isinstance(value, bool) else int(value)
-            for name, value in values.pop("capacities").items()
-        }
-        windows = tuple(int(window) for window in values.pop("windows"))
-        numbers = {name: int(value) for name, value in values.items()}
-        return Workload(requests, capacities, windows=windows, **numbers)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return Workload(**_fields(Workload, content, requests=_requests, capacities=partial(_fields, RunnerConfig)))
+    except (KeyError, TypeError, ValueError, AttributeError, RequestError) as error:
         raise CheckError(
             "the workload of a replay file",
             f"it must have the fields of Workload; reading it failed with {type(error).__name__}: {error}",
@@ -155,17 +155,46 @@ def workload_from_json(content: Mapping[str, JSON]) -> Workload:
         ) from error
 
 
+def _requests(contents: Sequence[Mapping[str, JSON]]) -> tuple[WorkloadRequest, ...]:
+    return tuple(WorkloadRequest(**_fields(WorkloadRequest, content, sampling=_sampling)) for content in contents)
+
+
+def _sampling(content: Mapping[str, JSON]) -> SamplingParams:
+    """Parameters check themselves; their lists are tuples, which JSON does not know."""
+    values: dict[str, Any] = {name: _tuples(value) for name, value in content.items()}
+    if values.get("grammar") is not None:
+        values["grammar"] = Grammar(**values["grammar"])
+    return SamplingParams(**values)
+
+
+def _fields(kind: Any, content: Mapping[str, JSON], **readers: Callable[[Any], Any]) -> dict[str, Any]:
+    """Values of a dataclass, each of its field's own type or as its reader makes it.
+
+    Raises:
+        TypeError: a value is of another type.
+        ValueError: there is no such field.
+    """
+    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    if unknown := content.keys() - types.keys():
+        raise ValueError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
+    return {
+        name: readers[name](value) if name in readers else _checked(name, types[name], _tuples(value))
+        for name, value in content.items()
+    }
+
+
+def _checked(name: str, annotation: str, value: Any) -> Any:
+    if not any(_is(value, kind.strip()) for kind in annotation.split("|")):
+        raise TypeError(f"{name}={value!r} is no {annotation}")
+    return value
+
+
+def _is(value: Any, kind: str) -> bool:
+    if kind == "tuple[int, ...]":
+        return isinstance(value, tuple) and all(type(item) is int for item in value)
+    return type(value) in JSON_TYPES[kind]
+
+
 def _tuples(value: Any) -> Any:
-    """JSON knows lists only; the fields of a request are tuples."""
+    """JSON knows lists only; fields are tuples."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def _request(content: Mapping[str, Any]) -> WorkloadRequest:
-    values = dict(content)
-    sampling = {name: _tuples(value) for name, value in values["sampling"].items()}
-    if sampling.get("grammar") is not None:
-        sampling["grammar"] = Grammar(**sampling["grammar"])
-    values["sampling"] = SamplingParams(**sampling)
-    for name in ("prompt", "preempt_after"):
-        values[name] = tuple(int(item) for item in values[name])
-    return WorkloadRequest(**values)

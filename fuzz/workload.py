@@ -65,7 +65,7 @@ class Workload:
 
     Attributes:
         requests: in order of arrival.
-        capacities: fields of ``RunnerConfig`` that the scheduler and the runner must agree on.
+        capacities: fields of ``RunnerConfig``, those that scheduler and runner must agree on among them.
         vocab_size: of the model; a token drawn outside it ends the run as a crash.
         steps_in_flight: steps enqueued before the oldest output is taken.
         windows: of the model's KV groups; the first one is compared with snapshots.
@@ -75,7 +75,7 @@ class Workload:
     """
 
     requests: tuple[WorkloadRequest, ...]
-    capacities: Mapping[str, int]
+    capacities: Mapping[str, Any]
     vocab_size: int
     steps_in_flight: int = 2
     windows: tuple[int, ...] = (0,)
@@ -173,8 +173,7 @@ class Driver:
         self._runner = runner
         self._workload = workload
         self._check_invariants = check_invariants
-        capacities: dict[str, Any] = {**workload.capacities}
-        config = RunnerConfig(**capacities)
+        config = RunnerConfig(**workload.capacities)
         self._scheduler = Scheduler(config, workload.windows)
         self._model = StepModel(config.block_size)
         self._in_flight: deque[tuple[Handle, frozenset[str]]] = deque()

@@ -113,7 +113,7 @@ def run_workload(target: RunnerTarget, features: FeatureSet, environment: str, w
     """The same with a workload of the caller's, for the set's model."""
     on_cpu = environment == CPU
     device = {"device": "cpu", "graph_mode": "eager"} if on_cpu else {"device": "cuda"}
-    placed = replace(workload, capacities={**workload.capacities, **device})  # type: ignore[dict-item]
+    placed = replace(workload, capacities={**workload.capacities, **device})
     program = _Program(target, features.values["model"], placed, look=on_cpu)
     return _outcome(features, environment, workload, program, _findings(program, environment, features.number))
 

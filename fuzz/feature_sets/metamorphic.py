@@ -34,7 +34,7 @@ class Change:
 
 def _settings(**settings: JSON) -> Callable[[Workload], Workload]:
     def apply(workload: Workload) -> Workload:
-        return replace(workload, capacities={**workload.capacities, **settings})  # type: ignore[dict-item]
+        return replace(workload, capacities={**workload.capacities, **settings})
 
     return apply
 

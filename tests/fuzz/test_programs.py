@@ -14,6 +14,7 @@ from mrv2.checks.happens_before.records import OperationBegins
 from mrv2.checks.virtual.runs import run_program
 from mrv2.fuzz.programs import MODEL, RunnerProgram, random_workload, workload_as_json, workload_from_json
 from mrv2.fuzz.targets.reference import ReferenceTarget
+from mrv2.fuzz.workload import Workload
 from mrv2.refrunner.config import RunnerConfig
 
 
@@ -43,7 +44,16 @@ class TestWorkloads:
             {"requests": [{}]},
             {"requests": None},
             {"capacities": []},
+            {"capacities": {"max_num_reqs": "3"}},
+            {"capacities": {"max_num_reqs": True}},
+            {"capacities": {"max_num_reqs": 3.0}},
+            {"capacities": {"poison": 1}},
+            {"capacities": {"graph_sizes": [1, "2"]}},
+            {"capacities": {"graph_mode": None}},
+            {"capacities": {"colour": 3}},
+            {"windows": [0.0]},
             {"vocab_size": "many"},
+            {"vocab_size": "256"},
             {"unknown": 1},
         ],
     )
@@ -52,6 +62,28 @@ class TestWorkloads:
         with pytest.raises(CheckError) as caught:
             workload_from_json(content)
         assert caught.value.subject == "the workload of a replay file"
+
+    def test_every_kind_of_setting_survives_json(self):
+        settings = {
+            "graph_mode": "full", "poison": True, "memory_fraction": 0.5, "graph_sizes": (1, 2), "max_num_reqs": 3,
+        }  # fmt: skip
+        request = dataclasses.replace(random_workload(256, 0, 1).requests[0], abort_after=2, preempt_after=(1, 3))
+        later = dataclasses.replace(request, request_id="later", continues=request.request_id, abort_after=None)
+        workload = Workload((request, later), settings, 256, windows=(0, 8))
+        again = workload_from_json(json.loads(json.dumps(workload_as_json(workload))))
+        assert again == workload
+        assert {type(value) for value in again.capacities.values()} == {str, bool, float, tuple, int}
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"request_id": 3}, {"prompt": [1, "2"]}, {"prompt": 3}, {"arrival": None}, {"arrival": "1"},
+         {"abort_after": "2"}, {"continues": 1}, {"sampling": {"max_tokens": "3"}}],
+    )  # fmt: skip
+    def test_a_request_with_a_value_of_another_type_is_refused(self, change):
+        content = json.loads(json.dumps(workload_as_json(random_workload(256, 0, 1))))
+        content["requests"][0].update(change)
+        with pytest.raises(CheckError):
+            workload_from_json(content)
 
     def test_bad_sampling_of_a_request_is_refused(self):
         content = json.loads(json.dumps(workload_as_json(random_workload(256, 0, 1))))
