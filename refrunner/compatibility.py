@@ -23,6 +23,11 @@ class Setting:
     field: str
     values: tuple[object, ...] = ()
 
+    @property
+    def shown(self) -> str:
+        """It, as the README says it."""
+        return f"`{self.field}`: " + (", ".join(f"`{value}`" for value in self.values) or "on")
+
     def holds(self, settings: Mapping[str, object]) -> bool:
         """Whether the configuration says so."""
         value = settings[self.field]
@@ -84,6 +89,12 @@ PAIRS = (
         "one of the two",
     ),
 )
+
+
+def as_markdown() -> str:
+    """The table as the README shows it."""
+    rows = [f"| {pair.first.shown} | {pair.second.shown} | {pair.reason} |" for pair in PAIRS]
+    return "\n".join(["| this | with this | why not |", "|---|---|---|", *rows])
 
 
 def check_compatible(settings: Mapping[str, object]) -> None:
