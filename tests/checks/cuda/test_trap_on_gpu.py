@@ -1,7 +1,6 @@
 """The trap on a real GPU: all that waits there, and nothing else; and what it costs."""
 
 import io
-import itertools
 import json
 import statistics
 import threading
@@ -20,11 +19,7 @@ from mrv2.checks.cuda.device import CudaDevice
 from mrv2.checks.cuda.sync_trap import cuda_sync_trap
 from mrv2.checks.hot_path import allow_sync, hot_path
 from mrv2.checks.semantics import LAUNCH_QUEUE_ENTRIES
-from mrv2.refrunner.api import NewRequest, Step
-from mrv2.refrunner.config import RunnerConfig
-from mrv2.refrunner.model_runner import ModelRunner
-from mrv2.refrunner.models.config import LlamaConfig
-from mrv2.refrunner.models.weights import expected_tensors
+from mrv2.ci.gpu.trap_costs import SHAPE, measure
 
 pytestmark = pytest.mark.gpu
 
@@ -304,67 +299,10 @@ def test_what_the_trap_costs(record_property):
     )
 
 
-#: The shape of a model of 0.6 thousand million parameters.
-SHAPE = LlamaConfig(
-    vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_layers=28, num_heads=16, num_kv_heads=8,
-    head_dim=128, rope_theta=1e6, rms_norm_eps=1e-6, max_position_embeddings=40_960, tie_word_embeddings=True,
-)  # fmt: skip
-BATCH = 256
-
-
-def decoding():
-    config = RunnerConfig(
-        max_num_reqs=BATCH, max_num_batched_tokens=BATCH * 8, max_model_len=512, num_kv_blocks=BATCH * 32 + 1,
-        device="cuda", dtype="bfloat16", attention="triton",
-    )  # fmt: skip
-    generator = torch.Generator("cuda").manual_seed(0)
-    tensors = {
-        name: torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16) * 0.02
-        for name, shape in expected_tensors(SHAPE)
-    }
-    runner = ModelRunner(config, SHAPE, tensors)
-    names = [f"r{index}" for index in range(BATCH)]
-    blocks = {name: (tuple(range(1 + index * 32, 33 + index * 32)),) for index, name in enumerate(names)}
-    asked = tuple(NewRequest(name, (5, 6, 7, 8), 4) for name in names)
-    runner.execute(Step(new=asked, scheduled=dict.fromkeys(names, 4), new_blocks=blocks)).result()
-    return runner, Step(scheduled=dict.fromkeys(names, 1))
-
-
-@torch.inference_mode()
-def steps(runner, step, count):
-    """Milliseconds of the host for each step; results are taken one step later."""
-    took, handle = [], None
-    for _ in range(count):
-        begin = time.perf_counter()
-        following = runner.execute(step)
-        took.append((time.perf_counter() - begin) * 1e3)
-        if handle is not None:
-            handle.result()
-        handle = following
-    handle.result()
-    return took
-
-
 def test_what_the_trap_costs_a_decode_step(record_property):
-    runner, step = decoding()
-    steps(runner, step, 10)
-    off, on = [], []
-    for _ in range(4):
-        off.append(steps(runner, step, 12))
-        with cuda_sync_trap() as trap:
-            hot = runner.execute
-            runner.execute = hot_path("decode")(hot)
-            try:
-                on.append(steps(runner, step, 12))
-            finally:
-                del runner.execute
-        assert trap.findings == []
-    off_ms, on_ms = (statistics.median(itertools.chain(*taken)) for taken in (off, on))
-    share = on_ms / off_ms - 1
-    record(
-        record_property,
-        {
-            "model": "0.6B shape, bfloat16, random weights", "batch": BATCH, "attention": "triton",
-            "host ms of a step, off": round(off_ms, 4), "on": round(on_ms, 4), "share": round(share, 5), "bar": 0.03,
-        },
-    )  # fmt: skip
+    """Of a 0.6B shape, split by its parts; reported beside the bar of 3 %, and only the calls are judged."""
+    figures = measure()
+    record(record_property, {"model": "0.6B shape, bfloat16, random weights", "attention": "triton", **figures})
+    calls = figures["calls of the trap in a step"]
+    assert calls["CudaTrap._launching.<locals>.launching"] == 8 + 6 * SHAPE.num_layers
+    assert calls["CudaTrap._indexing.<locals>.indexing"] < 60
