@@ -8,6 +8,7 @@ import numbers
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any
 
 from mrv2.checks.codes import CODES
@@ -29,22 +30,32 @@ def checked_runner(runner: Any) -> Runner:
     return checked
 
 
-def checked_output(output: Any, draws: frozenset[str], vocab_size: int) -> StepOutput:
-    """The output, if it has exactly one token and one finite logprob for each request that must have a draw."""
+def checked_output(
+    output: Any, draws: frozenset[str], vocab_size: int, drafts: Mapping[str, int] = MappingProxyType({})
+) -> StepOutput:
+    """The output, if it has one token and one finite logprob for each request that must have a draw.
+
+    A request with drafts may have up to one more for each of them.
+    """
     if set(output.token_ids) != draws or set(output.logprobs) != draws:
         raise MalformedOutput(f"tokens for {sorted(output.token_ids, key=str)}, expected for {sorted(draws)}")
-    tokens = {name: _token(name, output.token_ids[name], output.logprobs[name], vocab_size) for name in draws}
-    return StepOutput(tokens, {name: (_logprob(name, output.logprobs[name][0]),) for name in draws})
+    for name in draws:
+        _check_counts(name, output.token_ids[name], output.logprobs[name], 1 + drafts.get(name, 0))
+    tokens = {name: tuple(_token(name, token, vocab_size) for token in output.token_ids[name]) for name in draws}
+    return StepOutput(tokens, {name: tuple(_logprob(name, value) for value in output.logprobs[name]) for name in draws})
 
 
-def _token(name: str, tokens: Any, logprobs: Any, vocab_size: int) -> tuple[int]:
-    if len(tokens) != 1 or len(logprobs) != 1:
-        raise MalformedOutput(f"request {name}: tokens {tokens} with logprobs {logprobs}, expected one finite draw")
-    token = tokens[0]
+def _check_counts(name: str, tokens: Any, logprobs: Any, most: int) -> None:
+    if not 1 <= len(tokens) <= most or len(logprobs) != len(tokens):
+        wanted = "one finite draw" if most == 1 else f"1 to {most} finite draws"
+        raise MalformedOutput(f"request {name}: tokens {tokens} with logprobs {logprobs}, expected {wanted}")
+
+
+def _token(name: str, token: Any, vocab_size: int) -> int:
     # A bool is an int to Python and an index mask to numpy.
     if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
         raise MalformedOutput(f"request {name}: token {token!r}, expected an int in 0..{vocab_size - 1}")
-    return (int(token),)
+    return int(token)
 
 
 def _logprob(name: str, value: Any) -> float:

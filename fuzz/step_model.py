@@ -18,12 +18,19 @@ from mrv2.refrunner.api import NewRequest, Step, StepOutput
 
 @dataclass
 class _Sequence:
-    """One live request; ``total`` counts known tokens and those in flight."""
+    """One live request; ``total`` counts known tokens and those in flight, as if every draft were accepted."""
 
     token_ids: list[int]
     blocks: list[int]
     computed: int
     total: int
+    unverified: int = 0
+
+    def reject(self, drafts: int, rejected: int) -> None:
+        """Learn what became of drafts."""
+        self.unverified -= drafts
+        self.computed -= rejected
+        self.total -= rejected
 
 
 @dataclass(frozen=True)
@@ -66,24 +73,30 @@ class StepModel:
         """Apply a step and return the inputs it must produce."""
         for request_id in (*step.finished, *step.preempted):
             del self._live[request_id]
+        for request_id, (drafts, rejected) in step.verified.items():
+            self._live[request_id].reject(drafts, rejected)
         for request in step.new:
             self._live[request.request_id] = _enter(request)
         for request_id, groups in step.new_blocks.items():
             self._live[request_id].blocks.extend(groups[0])
         scheduled = {request_id: self._live[request_id] for request_id in step.scheduled}
+        certain = not any(sequence.unverified for sequence in scheduled.values())
         lanes: list[ExpectedLane] = []
         for request_id, sequence in scheduled.items():
             first, count = sequence.computed, step.scheduled[request_id]
             lanes.extend(self._lane(request_id, sequence, first + i) for i in range(count))
             sequence.computed += count
-        draws = frozenset(name for name, sequence in scheduled.items() if sequence.computed == sequence.total)
+        drafts = {name: step.drafts.get(name, 0) for name in scheduled}
+        draws = frozenset(name for name, seq in scheduled.items() if seq.computed - drafts[name] == seq.total)
         for name in draws:
-            scheduled[name].total += 1
+            scheduled[name].total += 1 + drafts[name]
+            scheduled[name].unverified += drafts[name]
         return ExpectedInputs(
             tuple(lanes),
             {name: sequence.computed for name, sequence in scheduled.items()},
             {name: self._used_blocks(sequence) for name, sequence in scheduled.items()},
             draws,
+            certain,
         )
 
     def record(self, output: StepOutput) -> None:
@@ -112,12 +125,14 @@ class ExpectedInputs:
         seq_lens: length of each scheduled request's sequence after the step.
         blocks: KV blocks that hold its computed tokens.
         draws: requests whose known tokens end with this step, so that it must draw one for each.
+        certain: whether the places are known, and not only bounds of them, since drafts are in flight.
     """
 
     lanes: tuple[ExpectedLane, ...]
     seq_lens: dict[str, int]
     blocks: dict[str, tuple[int, ...]]
     draws: frozenset[str]
+    certain: bool = True
 
     @property
     def request_ids(self) -> tuple[str, ...]:

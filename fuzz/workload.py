@@ -176,7 +176,7 @@ class Driver:
         config = RunnerConfig(**workload.capacities)
         self._scheduler = Scheduler(config, workload.windows)
         self._model = StepModel(config.block_size)
-        self._in_flight: deque[tuple[Handle, frozenset[str]]] = deque()
+        self._in_flight: deque[tuple[Handle, frozenset[str], Mapping[str, int]]] = deque()
         arriving = [request for request in workload.requests if request.continues is None]
         self._arrivals = deque(sorted(arriving, key=lambda request: request.arrival))
         self._continuing = [request for request in workload.requests if request.continues is not None]
@@ -247,7 +247,7 @@ class Driver:
                 self._compare_inputs(step)
             raise
         self._compare_inputs(step)
-        self._in_flight.append((handle, self._expected.draws))
+        self._in_flight.append((handle, self._expected.draws, step.drafts))
         if self._check_invariants:
             self._look_inside()
 
@@ -275,7 +275,8 @@ class Driver:
 
     def _compare_inputs(self, step: Step) -> None:
         runner = self._runner
-        if self.trace.mismatch or not step.scheduled or not isinstance(runner, SnapshotRunner):
+        unknown = not step.scheduled or not self._expected.certain
+        if self.trace.mismatch or unknown or not isinstance(runner, SnapshotRunner):
             return
         shown = self._call(runner.snapshot)
         if shown is None:
@@ -307,8 +308,8 @@ class Driver:
     def _take_output(self) -> None:
         if not self._in_flight:
             return
-        handle, draws = self._in_flight.popleft()
-        output = self._call(lambda: checked_output(handle.result(), draws, self._workload.vocab_size))
+        handle, draws, drafts = self._in_flight.popleft()
+        output = self._call(lambda: checked_output(handle.result(), draws, self._workload.vocab_size, drafts))
         self._model.record(output)
         self._scheduler.update(output)
 

@@ -62,12 +62,15 @@ class Step:
             request in ``new`` these are its first blocks. Those wholly within its ``num_computed_tokens`` may be
             held by others too; all others are its own. In a group with a sliding window, a block whose tokens have
             all left the window of the next position to compute is free again, and 0 in ``new_blocks``.
-        drafts: draft tokens per request among those scheduled (empty without speculation).
+        drafts: how many of a request's scheduled tokens are drafts, the last ones; the device knows which they are.
+            Only for a request all of whose known tokens but one are computed: it schedules that one and the drafts.
         block_copies: KV blocks, source and target, copied before anything is computed; each target is in
             ``new_blocks``.
         arrived: tokens of requests with a grammar that were drawn by earlier steps and have arrived on the host, in
             order, each once. Before such a request draws again, all of its tokens must have arrived. One in ``new``
             brings its tokens itself.
+        verified: drafts of earlier steps whose outcome the scheduler has learnt since the last step: of each live
+            request, how many there were and how many of them were rejected. Until then they count as accepted.
     """
 
     finished: tuple[str, ...] = ()
@@ -78,6 +81,7 @@ class Step:
     drafts: Mapping[str, int] = field(default_factory=dict)
     block_copies: tuple[tuple[int, int], ...] = ()
     arrived: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    verified: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,11 +112,13 @@ class LogitsFault:
         nan_count: logits that are NaN; they are treated as minus infinity.
         first_nan: lowest token id among them; None if there are none.
         exhausted: every token was minus infinity or forbidden; the token drawn is id 0.
+        index: which of the step's tokens of the request it was; the first with a fault.
     """
 
     nan_count: int
     first_nan: int | None
     exhausted: bool
+    index: int = 0
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,8 @@ class StepOutput:
     """What one step produced, on the host.
 
     Attributes:
-        token_ids: tokens drawn per request; a request whose prefill is not complete has no entry.
+        token_ids: tokens drawn per request, accepted drafts first; a request whose prefill is not complete has no
+            entry.
         logprobs: log-probability of each of those tokens, natural logarithm, same keys and lengths; under the model's
             own distribution, or what ``RunnerConfig.logprobs_mode`` says.
         top_logprobs: more of it, for requests that ask for ``logprobs``; same lengths.

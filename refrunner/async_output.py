@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .api import LogitsFault, StepOutput, TokenLogprobs
 from .device import Device
+from .input_batch import InputBatch
 from .sampling.logprobs import LogprobReport
 from .sampling.prompt_logprobs import PromptReport
 from .sampling.sampler import SamplerOutput
@@ -18,7 +19,7 @@ class AsyncOutput:
     def __init__(
         self,
         device: Device,
-        request_ids: tuple[str, ...],
+        batch: InputBatch,
         finished_prefill: frozenset[str],
         sampled: SamplerOutput,
         prompts: tuple[PromptReport, ...] = (),
@@ -26,44 +27,61 @@ class AsyncOutput:
         """Enqueue the download.
 
         Args:
-            request_ids: requests of the batch, in the order of the draws.
-            finished_prefill: those whose draw counts; the others are still in the middle of their prefill.
+            batch: of the step; only what the host knows of it.
+            finished_prefill: requests whose draw counts; the others are still in the middle of their prefill.
             sampled: the draws, on the device.
             prompts: reports on prompts that this step has completed.
         """
-        self._drawn = {index: name for index, name in enumerate(request_ids) if name in finished_prefill}
+        firsts = zip(batch.request_ids, batch.host_logit_bounds.tolist(), strict=False)
+        self._drawn = {name: (index, first) for index, (name, first) in enumerate(firsts) if name in finished_prefill}
         self._asked = [(params.logprobs, len(params.logprob_token_ids)) for params in sampled.sampling]
         self._prompts = prompts
         report = () if sampled.report is None else sampled.report.tensors()
-        self._copies, self._done = device.download((sampled.sampled.result, sampled.logprobs, *report))
+        counts = () if sampled.num_emitted is None else (sampled.num_emitted,)
+        self._num_counts = len(counts)
+        self._copies, self._done = device.download((sampled.sampled.result, sampled.logprobs, *counts, *report))
         self._output: StepOutput | None = None
 
     def result(self) -> StepOutput:
         """Wait for the copies; later calls return the same output."""
         if self._output is None:
             self._done.synchronize()
-            tokens, nan_counts, first_nans, exhausted = self._copies[0].tolist()
-            logprobs = self._copies[1].tolist()
-            faults = {
-                name: LogitsFault(nan_counts[index], first_nans[index] if nan_counts[index] else None, bool(empty))
-                for (index, name) in self._drawn.items()
-                if (empty := exhausted[index]) or nan_counts[index]
-            }
+            rows = self._rows()
+            tokens, logprobs = self._copies[0][0].tolist(), self._copies[1].tolist()
             self._output = StepOutput(
-                token_ids={name: (tokens[index],) for index, name in self._drawn.items()},
-                logprobs={name: (logprobs[index],) for index, name in self._drawn.items()},
-                top_logprobs=self._top_logprobs(),
+                token_ids={name: tuple(tokens[begin:end]) for name, (begin, end) in rows.items()},
+                logprobs={name: tuple(logprobs[begin:end]) for name, (begin, end) in rows.items()},
+                top_logprobs=self._top_logprobs(rows),
                 prompt_logprobs={report.request_id: report.entries() for report in self._prompts},
-                faults=faults,
+                faults=self._faults(rows),
             )
         return self._output
 
-    def _top_logprobs(self) -> dict[str, tuple[TokenLogprobs, ...]]:
-        if len(self._copies) == 2:
+    def _rows(self) -> dict[str, tuple[int, int]]:
+        """Rows of logits, begin and end, whose tokens each request gets."""
+        counts = self._copies[2].tolist() if self._num_counts else None
+        return {
+            name: (first, first + (1 if counts is None else counts[index]))
+            for name, (index, first) in self._drawn.items()
+        }
+
+    def _faults(self, rows: dict[str, tuple[int, int]]) -> dict[str, LogitsFault]:
+        _, nan_counts, first_nans, exhausted = self._copies[0].tolist()
+        faults = {}
+        for name, (begin, end) in rows.items():
+            faulty = next((row for row in range(begin, end) if nan_counts[row] or exhausted[row]), None)
+            if faulty is not None:
+                first_nan = first_nans[faulty] if nan_counts[faulty] else None
+                faults[name] = LogitsFault(nan_counts[faulty], first_nan, bool(exhausted[faulty]), faulty - begin)
+        return faults
+
+    def _top_logprobs(self, rows: dict[str, tuple[int, int]]) -> dict[str, tuple[TokenLogprobs, ...]]:
+        reports = self._copies[2 + self._num_counts :]
+        if not reports:
             return {}
-        entries = LogprobReport.of_tensors(self._copies[2:]).entries(self._asked)
-        pairs = ((name, entries[index]) for index, name in self._drawn.items())
-        return {name: (entry,) for name, entry in pairs if entry is not None}
+        entries = LogprobReport.of_tensors(reports).entries(self._asked)
+        told = {name: tuple(filter(None, entries[begin:end])) for name, (begin, end) in rows.items()}
+        return {name: asked for name, asked in told.items() if asked}
 
 
 class EmptyOutput:

@@ -83,6 +83,13 @@ PAIRS = (
         "attention='triton', or num_kv_blocks as a number and memory_fraction=0",
     ),
     Pair(
+        Setting("speculation", ("ngram",)),
+        Setting("prompt_tokens", ("uva",)),
+        "the n-gram proposer reads the whole sequence in every step, and a prompt in host memory would cross the bus "
+        "each time",
+        "prompt_tokens='staged'",
+    ),
+    Pair(
         Setting("zero_new_blocks"),
         Setting("poison"),
         "both say what a block holds when a request gets it, and zeros would hide what poison is to show",

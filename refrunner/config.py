@@ -19,6 +19,7 @@ CHOICES = {
     "scheduling": ("fcfs", "priority"),
     "prompt_tokens": ("staged", "uva"),
     "staged_writes": ("copied", "in_place"),
+    "speculation": ("none", "ngram"),
 }
 GRAPH_MODES = ("eager", "piecewise", "full")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
@@ -69,6 +70,9 @@ class RunnerConfig:
             kernel that scatters them.
         grammars: requests may carry a grammar: memory for masks is allocated, and the library that reads grammars must
             be installed.
+        speculation: ``"none"``, or who proposes drafts of the next tokens, which the model verifies all at once:
+            ``"ngram"``, what followed the latest tokens when they last occurred in the request.
+        num_drafts: drafts for each request and step; only with speculation.
         scheduling: ``"fcfs"``, in order of arrival, or ``"priority"``, in order of the requests' priorities.
         poison: fill freed rows, unused KV blocks, padding lanes and fresh device memory with values that would show in
             the output if anything read them; for verification only.
@@ -98,6 +102,8 @@ class RunnerConfig:
     prompt_tokens: str = "staged"
     staged_writes: str = "copied"
     grammars: bool = False
+    speculation: str = "none"
+    num_drafts: int = 3
     scheduling: str = "fcfs"
     poison: bool = False
 
@@ -118,6 +124,16 @@ class RunnerConfig:
     def max_blocks_per_request(self) -> int:
         """Columns of a block table."""
         return -(-self.max_model_len // self.block_size)
+
+    @property
+    def drafts(self) -> int:
+        """Most drafts of a request in a step; 0 without speculation."""
+        return self.num_drafts if self.speculation != "none" else 0
+
+    @property
+    def max_logits(self) -> int:
+        """Most rows of logits that a step samples from."""
+        return min(self.max_num_reqs * (1 + self.drafts), max(self.max_num_batched_tokens, self.max_num_reqs))
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -15,6 +15,7 @@ from .block_tables import BlockTables
 from .config import RunnerConfig
 from .device import Device
 from .kernels.input_prep import gather_input_ids, prepare_positions
+from .kernels.speculation import locate_logits
 from .kv_groups import FULL_ATTENTION
 from .memory import padded
 from .request_states import RequestStates
@@ -42,8 +43,12 @@ class InputBatch:
         seq_lens: int32 [padded N]; 0 for padding requests.
         block_table: int32 [G, padded N, B], one table for each KV group.
         slot_mapping: int64 [G, padded T]; -1 for padding lanes.
-        last_lanes: int64 [N], lane of each request's last token, whose logits are sampled.
-        sample_positions: int32 [N], number of tokens before the one drawn.
+        host_logit_bounds: int32 [N + 1], rows of logits of each request: one, and one more for each draft.
+        logit_lanes: int64 [M], lanes whose logits are sampled, the last ones of each request.
+        logit_rows: int32 [M], row of the state table that each of them belongs to.
+        logit_bounds: int32 [N + 1], the same bounds on the device; None without speculation, as all below.
+        logit_offsets: int32 [M], drafts of the request before each row of logits.
+        sample_positions: int32 [M], number of tokens before the one drawn, drafts included; never None.
     """
 
     request_ids: tuple[str, ...]
@@ -58,13 +63,22 @@ class InputBatch:
     seq_lens: Tensor
     block_table: Tensor
     slot_mapping: Tensor
-    last_lanes: Tensor
+    host_logit_bounds: NDArray[np.int32]
+    logit_lanes: Tensor
+    logit_rows: Tensor
+    logit_bounds: Tensor | None
+    logit_offsets: Tensor | None
     sample_positions: Tensor
 
     @property
     def num_requests(self) -> int:
         """N."""
         return len(self.request_ids)
+
+    @property
+    def num_logits(self) -> int:
+        """M, rows of logits that are sampled."""
+        return int(self.host_logit_bounds[-1])
 
 
 @dataclass(frozen=True)
@@ -88,6 +102,7 @@ class _Layout:
     rows: NDArray[np.int32]
     query_start_loc: NDArray[np.int32]
     seq_lens: NDArray[np.int64]
+    logit_bounds: NDArray[np.int32]
     padded_tokens: int
     tickets: dict[str, int]
 
@@ -114,6 +129,8 @@ class InputBatchBuilder:
         self._seq_lens = torch.zeros(requests, dtype=torch.int32, device=device.torch_device)
         self._query_start_loc = torch.zeros(requests + 1, dtype=torch.int32, device=device.torch_device)
         self.block_tables = BlockTables(config, device, tokens, requests, windows)
+        if config.drafts:
+            self._sample_positions = torch.zeros(config.max_logits, dtype=torch.int32, device=device.torch_device)
         if config.poison:
             # Valid ids, since the embedding reads padding lanes too; written once, refreshed by no kernel.
             self._poison_token, self._poison_position = vocab_size - 1, config.max_model_len - 1
@@ -144,14 +161,36 @@ class InputBatchBuilder:
             "rows": rows,
             "query_start_loc": query_start_loc,
             "num_blocks": self.block_tables.num_blocks[:, rows],
-            "last_lanes": query_start_loc[1 : len(lengths) + 1].astype(np.int64) - 1,
         }
+        drafts = np.array([step.drafts.get(name, 0) for name in request_ids], dtype=np.int32)
+        bounds = np.cumsum([0, *(1 + drafts)]).astype(np.int32)
+        arrays |= self._logit_arrays(rows, query_start_loc[1 : len(lengths) + 1], drafts, bounds)
         tickets = {name: upload.add(array) for name, array in arrays.items()}
-        return _Layout(request_ids, rows, query_start_loc, seq_lens, shape.num_tokens, tickets)
+        return _Layout(request_ids, rows, query_start_loc, seq_lens, bounds, shape.num_tokens, tickets)
+
+    def _logit_arrays(
+        self,
+        rows: NDArray[np.int32],
+        ends: NDArray[np.int32],
+        drafts: NDArray[np.int32],
+        bounds: NDArray[np.int32],
+    ) -> dict[str, NDArray[np.generic]]:
+        """Which lanes are sampled, and for whom: of each request those of its drafts, and the one before them."""
+        if not self._config.drafts:
+            return {"logit_lanes": ends.astype(np.int64) - 1}
+        counts = 1 + drafts
+        offsets = (np.arange(bounds[-1]) - np.repeat(bounds[:-1], counts)).astype(np.int32)
+        return {
+            "logit_lanes": np.repeat(ends.astype(np.int64) - counts, counts) + offsets,
+            "logit_rows": np.repeat(rows, counts),
+            "logit_bounds": bounds,
+            "logit_offsets": offsets,
+        }
 
     def build(self, layout: _Layout, states: RequestStates, upload: PackedUpload) -> InputBatch:
         """Enqueue the gather kernels and return the batch."""
-        rows, query_start_loc, num_blocks, last_lanes = (upload.view(ticket) for ticket in layout.tickets.values())
+        views = {name: upload.view(ticket) for name, ticket in layout.tickets.items()}
+        rows, query_start_loc, num_blocks = views["rows"], views["query_start_loc"], views["num_blocks"]
         count, requests = len(layout.request_ids), len(layout.seq_lens)
         self._poison_padding(int(layout.query_start_loc[-1]))
         prepare_positions[(requests,)](
@@ -180,9 +219,20 @@ class InputBatchBuilder:
             seq_lens=self._seq_lens[:requests],
             block_table=block_table,
             slot_mapping=self.block_tables.slot_mapping[:, : layout.padded_tokens],
-            last_lanes=last_lanes,
-            sample_positions=self._seq_lens[:count],
+            host_logit_bounds=layout.logit_bounds,
+            logit_lanes=views["logit_lanes"],
+            logit_rows=views.get("logit_rows", rows),
+            logit_bounds=views.get("logit_bounds"),
+            logit_offsets=views.get("logit_offsets"),
+            sample_positions=self._positions_of_logits(count, views),
         )
+
+    def _positions_of_logits(self, count: int, views: dict[str, Tensor]) -> Tensor:
+        """Number of tokens before each drawn one; without drafts that is where the step ends."""
+        if not self._config.drafts:
+            return self._seq_lens[:count]
+        locate_logits[(count,)](views["logit_bounds"], self._seq_lens, self._sample_positions)
+        return self._sample_positions[: len(views["logit_rows"])]
 
     def _padded(self, requests: int, tokens: int) -> BatchShape:
         return BatchShape(padded(tokens, self._config.pad_to), padded(requests, self._config.pad_to))

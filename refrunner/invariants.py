@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import product
 
 from .api import InvariantViolation
@@ -15,11 +16,25 @@ from .request_states import RequestStates
 PAD_SLOT = -1
 
 
+@dataclass(frozen=True)
+class HostCounts:
+    """What the host knows of each live request.
+
+    Attributes:
+        computed: tokens computed, at most.
+        total: tokens known, at most.
+        unverified: by how much both may be too high: drafts whose outcome it has not been told.
+    """
+
+    computed: Mapping[str, int]
+    total: Mapping[str, int]
+    unverified: Mapping[str, int]
+
+
 def check_invariants(
     states: RequestStates,
     tables: BlockTables,
-    computed: Mapping[str, int],
-    total: Mapping[str, int],
+    counts: HostCounts,
     batch: InputBatch | None = None,
 ) -> list[InvariantViolation]:
     """All broken rules. Reads device values, so the caller synchronises first.
@@ -27,16 +42,15 @@ def check_invariants(
     Args:
         states: the state table.
         tables: the block tables.
-        computed: tokens computed per live request, as the host counts them.
-        total: tokens known per live request, as the host counts them.
+        counts: what the host knows of the live requests.
         batch: inputs of the last step, if it built any.
     """
     rules = [
         _rows(states),
         _generations(states),
-        _counters(states, computed, total),
+        _counters(states, counts),
         _newest_tokens(states),
-        _blocks(states, tables, computed),
+        _blocks(states, tables, counts.computed),
     ]
     if batch is not None:
         rules.append(_padding(batch))
@@ -51,16 +65,18 @@ def _rows(states: RequestStates) -> Iterator[InvariantViolation]:
             yield InvariantViolation("row-bijection", f"row {row} has {owners[row]} owners, free list included")
 
 
-def _counters(
-    states: RequestStates, computed: Mapping[str, int], total: Mapping[str, int]
-) -> Iterator[InvariantViolation]:
-    """Without speculation the device's counters equal the host's."""
+def _counters(states: RequestStates, counts: HostCounts) -> Iterator[InvariantViolation]:
+    """The host's counters bound the device's, and are off by unverified drafts at most, both by the same number."""
+    computed, total = counts.computed, counts.total
     device_computed, device_total = states.num_computed.tolist(), states.total_len.tolist()
     for name, row in states.row_of.items():
         pairs = (("num_computed", device_computed[row], computed[name]), ("total_len", device_total[row], total[name]))
         for counter, device, host in pairs:
-            if device != host:
+            if not host - counts.unverified[name] <= device <= host:
                 yield InvariantViolation("counter", f"{counter}[{row}] is {device} on the device, {host} on host", name)
+        if device_computed[row] - computed[name] != device_total[row] - total[name]:
+            pair = f"{device_computed[row]} of {device_total[row]} on the device, {computed[name]} of {total[name]}"
+            yield InvariantViolation("counter", f"row {row} has computed {pair} on host", name)
 
 
 def _blocks(states: RequestStates, tables: BlockTables, computed: Mapping[str, int]) -> Iterator[InvariantViolation]:

@@ -12,6 +12,7 @@ from .errors import ConfigurationError
 from .grammar.masks import mask_bytes
 from .kv_groups import KVGroups
 from .models.config import LlamaConfig
+from .request_states import COUNTERS
 from .sampling.tables import table_bytes
 from .staging import ALIGNMENT
 
@@ -33,7 +34,7 @@ def tensor_bytes(config: RunnerConfig, model: LlamaConfig) -> int:
     rows, columns = config.max_num_reqs, config.max_blocks_per_request
     requests, tokens = padded(rows, config.pad_to), padded(config.max_num_batched_tokens, config.pad_to)
     prompts = rows * config.max_model_len * 4
-    states = padded(5 * 4 * rows, ALIGNMENT) + padded(prompts, ALIGNMENT) + table_bytes(config, model.vocab_size)
+    states = padded(COUNTERS * 4 * rows, ALIGNMENT) + padded(prompts, ALIGNMENT) + table_bytes(config, model.vocab_size)
     states += prompts if config.prompt_tokens == "uva" else 0
     states += mask_bytes(rows, model.vocab_size) if config.grammars else 0
     groups = KVGroups.of_layers(model.layer_windows)

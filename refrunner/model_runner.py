@@ -33,8 +33,9 @@ from .grammar.stage import GrammarStage, NoGrammars
 from .graphs.candidates import BatchNeeds, Candidate
 from .graphs.manager import GraphManager
 from .input_batch import BatchShape, InputBatch, InputBatchBuilder
-from .invariants import check_invariants
+from .invariants import HostCounts, check_invariants
 from .kernels.input_prep import post_update
+from .kernels.speculation import post_update_verified
 from .kv_groups import KVGroups
 from .memory import allocating
 from .models.config import LlamaConfig
@@ -42,6 +43,7 @@ from .models.llama import LlamaModel
 from .request_states import RequestStates
 from .sampling.prompt_logprobs import PromptLogprobs, PromptReport
 from .sampling.sampler import Sampler, SamplerOutput
+from .speculation.proposer import NgramProposer, Proposer
 from .staging import PackedUpload, PinnedRing
 from .startup import blocks_that_fit, largest_shape, log_start
 from .step_check import StepChecker
@@ -105,10 +107,13 @@ class ModelRunner:
             self._attention: AttentionBackend = backend(config, model, self._device)
         self._graphs = GraphManager(config, self._model, self._attention, self._device)
         self._ring = PinnedRing(self._device)
-        # The host's own count of computed tokens. It is right as long as every scheduled token counts.
+        # The host's own counts: upper bounds, as if every scheduled token counted.
         self._computed: dict[str, int] = {}
         self._total: dict[str, int] = {}
         self._prefill_len: dict[str, int] = {}
+        # Drafts among both that no output has confirmed or rejected yet; they count as accepted until then.
+        self._unverified: dict[str, int] = {}
+        self._proposer: Proposer | None = NgramProposer(config) if config.speculation == "ngram" else None
         self._holders = BlockHolders()
         self._upkeep = BlockUpkeep(config, self._attention)
         self._turn = threading.Lock()
@@ -137,13 +142,13 @@ class ModelRunner:
         batch = self._pad(shape)
         hidden = self._forward(batch, None)
         self._model.compute_logits(hidden[: self.config.prompt_logprobs_chunk])  # often more than those of all draws
-        logits = self._model.compute_logits(hidden[: shape.num_requests])
+        logits = self._model.compute_logits(hidden[: self.config.max_logits])
         self._grammar.warm_up(logits)
-        sampled = self._sampler.warm_up(logits, self._states)
+        sampled = self._sampler.warm_up(logits, batch, self._states)
         self._states.warm_up()
         self._builder.block_tables.warm_up()
         self._upkeep.warm_up(batch.rows)
-        self._advance(batch, sampled)
+        self._advance(batch, sampled, hidden)
 
     def _pad(self, shape: BatchShape) -> InputBatch:
         """A batch of that shape without a request: no lane has a slot, and every request the null block."""
@@ -176,7 +181,8 @@ class ModelRunner:
         self._device.synchronize()
         moved = [InvariantViolation("graph-address", detail) for detail in self._graphs.moved()]
         tables = self._builder.block_tables
-        return moved + check_invariants(self._states, tables, self._computed, self._total, self.batch)
+        counts = HostCounts(self._computed, self._total, self._unverified)
+        return moved + check_invariants(self._states, tables, counts, self.batch)
 
     def close(self) -> None:
         """Wait for outstanding work and refuse further steps; the memory goes with the last reference."""
@@ -219,18 +225,24 @@ class ModelRunner:
         sampled = self._sample(self.batch, hidden)
         prompts = self._prompt_logprobs.advance(self.batch, hidden, self._model.compute_logits, self._states)
         output = self._download(step, self.batch, sampled, prompts)
-        self._post_update(step, self.batch, sampled)
+        self._post_update(step, self.batch, sampled, hidden)
         return output
 
     def _checked(self, step: Step) -> Step:
         tables = self._builder.block_tables
         num_blocks = {name: tuple(tables.num_blocks[:, row].tolist()) for name, row in self._states.row_of.items()}
-        step = self._checker.check(step, self._computed, self._total, num_blocks, self._holders.of_block)
+        step = self._checker.check(
+            step, self._computed, self._total, num_blocks, self._holders.of_block, self._unverified
+        )
         self._grammar.check(step, self._computed, self._total)
         return step
 
     def _change_requests(self, step: Step) -> None:
         """Free the rows of requests that leave or are replaced, then give rows and blocks to those that come."""
+        for request_id, (drafts, rejected) in step.verified.items():
+            self._unverified[request_id] -= drafts
+            self._computed[request_id] -= rejected
+            self._total[request_id] -= rejected
         replaced = [request.request_id for request in step.new if request.request_id in self._states.row_of]
         left = [self._remove(name) for name in dict.fromkeys((*step.finished, *step.preempted, *replaced))]
         self._grammar.change(step)
@@ -240,6 +252,7 @@ class ModelRunner:
             self._prompt_logprobs.add(row, request)
             self._computed[request.request_id] = request.num_computed_tokens
             self._total[request.request_id] = self._prefill_len[request.request_id] = len(request.token_ids)
+            self._unverified[request.request_id] = 0
         for request_id, groups in step.new_blocks.items():
             self._append(request_id, groups)
         self._upkeep.freed(block for block in chain(*left) if block not in self._holders.of_block)
@@ -252,6 +265,7 @@ class ModelRunner:
         self._prompt_logprobs.remove(row)
         blocks = self._builder.block_tables.clear(row)
         del self._computed[request_id], self._total[request_id], self._prefill_len[request_id]
+        del self._unverified[request_id]
         if self.config.poison:
             self._states.poison(row)
         return self._holders.remove(request_id, blocks)
@@ -279,8 +293,8 @@ class ModelRunner:
         return self._model.forward(batch.input_ids, batch.positions, self._attention.forward)
 
     def _sample(self, batch: InputBatch, hidden: Tensor) -> SamplerOutput:
-        """Draw a token for each request from the logits of its last lane."""
-        logits = self._model.compute_logits(hidden.index_select(0, batch.last_lanes))
+        """Draw for each request from the logits of its last lane, and of those of its drafts."""
+        logits = self._model.compute_logits(hidden.index_select(0, batch.logit_lanes))
         self._grammar.apply(logits)
         return self._sampler.sample(logits, batch, self._states)
 
@@ -291,35 +305,56 @@ class ModelRunner:
         finished_prefill = frozenset(name for name, _ in self._drawing(step, batch))
         if not finished_prefill:
             return EmptyOutput()
-        return AsyncOutput(self._device, batch.request_ids, finished_prefill, sampled, prompts)
+        return AsyncOutput(self._device, batch, finished_prefill, sampled, prompts)
 
     def _drawing(self, step: Step, batch: InputBatch) -> list[tuple[str, int]]:
-        """Requests whose draws count, each with its row of logits."""
-        return [(name, row) for row, name in enumerate(batch.request_ids) if self._reaches_end(step, name)]
+        """Requests whose draws count, each with its first row of logits."""
+        firsts = zip(batch.request_ids, batch.host_logit_bounds.tolist(), strict=False)
+        return [(name, row) for name, row in firsts if self._reaches_end(step, name)]
 
     def _reaches_end(self, step: Step, request_id: str) -> bool:
         return self._computed[request_id] + step.scheduled[request_id] >= self._total[request_id]
 
-    def _post_update(self, step: Step, batch: InputBatch, sampled: SamplerOutput) -> None:
-        self._advance(batch, sampled)
+    def _post_update(self, step: Step, batch: InputBatch, sampled: SamplerOutput, hidden: Tensor) -> None:
+        self._advance(batch, sampled, hidden)
         for request_id, count in step.scheduled.items():
-            self._total[request_id] += self._reaches_end(step, request_id)
+            drafts = step.drafts.get(request_id, 0)
+            self._total[request_id] += (1 + drafts) * self._reaches_end(step, request_id)
             self._computed[request_id] += count
+            self._unverified[request_id] += drafts
             self._drop_below_window(request_id)
 
-    def _advance(self, batch: InputBatch, sampled: SamplerOutput) -> None:
-        """Enqueue the update of the rows in the batch by what was computed and drawn."""
+    def _advance(self, batch: InputBatch, sampled: SamplerOutput, hidden: Tensor) -> None:
+        """Enqueue the update of the rows in the batch by what was computed and drawn, and drafts of what comes next."""
         states = self._states
         self._sampler.post_update(batch, sampled, states)
+        if self._proposer is not None:
+            num_emitted = self._advance_verified(batch, sampled)
+            self._proposer.propose(batch, num_emitted, hidden, states)
+            return
         post_update[(batch.num_requests,)](
             batch.rows, batch.query_start_loc, sampled.token_ids, states.num_computed, states.total_len,
             states.last_sampled, states.token_ids, states.token_ids.stride(0), self.config.max_model_len,
         )  # fmt: skip
 
+    def _advance_verified(self, batch: InputBatch, sampled: SamplerOutput) -> Tensor:
+        """The same where requests get several tokens; returns how many: int32 [N]."""
+        states, num_emitted = self._states, sampled.num_emitted
+        assert num_emitted is not None, "a sampler that verifies counts"
+        post_update_verified[(batch.num_requests,)](
+            batch.rows, batch.query_start_loc, batch.logit_bounds, sampled.token_ids, num_emitted,
+            states.num_computed, states.total_len, states.last_sampled, states.num_drafts,
+            states.token_ids, states.token_ids.stride(0), self.config.max_model_len,
+        )  # fmt: skip
+        return num_emitted
+
     def _drop_below_window(self, request_id: str) -> None:
-        """Let go of blocks that have left a sliding window; the scheduler may give them out in the next step."""
-        row = self._states.row_of[request_id]
-        dropped = self._builder.block_tables.drop_below_window(row, self._computed[request_id])
+        """Let go of blocks that have left a sliding window; the scheduler may give them out in the next step.
+
+        Only what is certainly computed counts: a rejected draft moves the window back.
+        """
+        row, certain = self._states.row_of[request_id], self._computed[request_id] - self._unverified[request_id]
+        dropped = self._builder.block_tables.drop_below_window(row, certain)
         self._upkeep.freed(self._holders.remove(request_id, dropped))
 
 

@@ -25,7 +25,8 @@ from .device import Device
 from .prompt_rows import PromptRows
 from .staging import PackedUpload, StagedTables
 
-NUM_COMPUTED, TOTAL_LEN, LAST_SAMPLED, IN_PLACE, GENERATION = range(5)
+NUM_COMPUTED, TOTAL_LEN, LAST_SAMPLED, IN_PLACE, GENERATION, NUM_DRAFTS = range(6)
+COUNTERS = NUM_DRAFTS + 1
 
 # What a poisoned row holds. Small and in range, so that a stale read gives wrong tokens and not a crash.
 POISON_COUNTER = 1
@@ -38,7 +39,8 @@ class RequestStates:
     ``num_computed`` int32 [R], tokens whose keys and values are in the cache; ``total_len`` int32 [R], tokens known
     on the device; ``last_sampled`` int32 [R], the newest token; ``in_place`` int32 [R], leading tokens that are in
     ``prompts`` and not in the token table; ``device_generations`` int32 [R], equal to ``generations`` once the staged
-    writes are applied; ``token_ids`` int32 [R, L], the token table.
+    writes are applied; ``num_drafts`` int32 [R], drafts of the next tokens; ``token_ids`` int32 [R, L], the token
+    table, where the drafts stand behind the known tokens.
 
     Attributes:
         free_rows: rows without an owner; the last one is given out next.
@@ -49,11 +51,12 @@ class RequestStates:
     def __init__(self, config: RunnerConfig, device: Device, vocab_size: int) -> None:
         rows = config.max_num_reqs
         self._poison_token = vocab_size - 1
-        shapes = {"counters": (5, rows, torch.int32), "token ids": (rows, config.max_model_len, torch.int32)}
+        shapes = {"counters": (COUNTERS, rows, torch.int32), "token ids": (rows, config.max_model_len, torch.int32)}
         tables = StagedTables(device, shapes)
         self._counters, self._token_ids, self._tables = tables["counters"], tables["token ids"], tables
         (
             self.num_computed, self.total_len, self.last_sampled, self.in_place, self.device_generations,
+            self.num_drafts,
         ) = self._counters.gpu.unbind()  # fmt: skip
         self._prompts = PromptRows(config, device) if config.prompt_tokens == "uva" else None
         self._in_place: NDArray[np.int32] = np.zeros(rows, dtype=np.int32)
@@ -83,6 +86,7 @@ class RequestStates:
         self._counters.stage_write(LAST_SAMPLED, row, [request.token_ids[-1]])
         self._counters.stage_write(IN_PLACE, row, [self._in_place[row]])
         self._counters.stage_write(GENERATION, row, [self.generations[row]])
+        self._counters.stage_write(NUM_DRAFTS, row, [0])
         return row
 
     def _put_tokens(self, row: int, request: NewRequest) -> None:
@@ -126,6 +130,7 @@ class RequestStates:
         self._counters.stage_write(TOTAL_LEN, row, [POISON_COUNTER])
         self._counters.stage_write(LAST_SAMPLED, row, [self._poison_token])
         self._counters.stage_write(IN_PLACE, row, [0])
+        self._counters.stage_write(NUM_DRAFTS, row, [POISON_COUNTER])
 
     def pack(self, upload: PackedUpload) -> None:
         """Add the staged writes of all tables to the step's upload."""

@@ -40,8 +40,11 @@ class TrackedRequest:
         top_logprobs: one per arrived token, if the parameters ask for them.
         prompt_logprobs: one per token of the prompt, likewise; None until the first token has arrived.
         faults: by index of the token drawn from faulty logits.
-        num_computed: tokens computed by all steps scheduled so far.
-        in_flight: draws scheduled whose tokens have not arrived.
+        num_computed: tokens computed by all steps scheduled so far, as if every draft were accepted.
+        in_flight: tokens of scheduled draws that have not arrived, likewise.
+        unverified: drafts among them.
+        prefill_len: tokens with which it got its row; nobody has proposed drafts before they are computed.
+        lives: how often it has got a row; an output corrects only the counters of the life it was scheduled in.
         was_preempted: whether it has lost its row before.
         num_told: leading tokens whose values the runner has.
         finish_reason: once it is over, ``"stop"``, ``"length"``, ``"abort"``, or ``"error"`` if its grammar left
@@ -60,14 +63,22 @@ class TrackedRequest:
     faults: dict[int, LogitsFault] = field(default_factory=dict)
     num_computed: int = 0
     in_flight: int = 0
+    unverified: int = 0
+    prefill_len: int = 0
+    lives: int = 0
     was_preempted: bool = False
     num_told: int = 0
     finish_reason: str | None = None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens known or in flight."""
+        """Tokens known or in flight, at most."""
         return len(self.token_ids) + self.in_flight
+
+    @property
+    def num_certain(self) -> int:
+        """Tokens that are computed whatever becomes of the drafts."""
+        return self.num_computed - self.unverified
 
     @property
     def output_token_ids(self) -> tuple[int, ...]:
@@ -75,14 +86,40 @@ class TrackedRequest:
         return tuple(self.token_ids[self.prompt_len :])
 
     def take(self, output: StepOutput) -> None:
-        """Add what a step has drawn for this request."""
-        name = self.request_id
-        if name in output.faults:
-            self.faults[len(self.token_ids) - self.prompt_len] = output.faults[name]
-        self.token_ids.extend(output.token_ids[name])
-        self.logprobs.extend(output.logprobs[name])
-        self.top_logprobs.extend(output.top_logprobs.get(name, ()))
+        """Add what a step has drawn for this request, up to a stop token."""
+        name, tokens = self.request_id, output.token_ids[self.request_id]
+        stops = (index for index, token in enumerate(tokens) if token in self.sampling.stop_token_ids)
+        count = next(stops, len(tokens) - 1) + 1
+        if name in output.faults and output.faults[name].index < count:
+            self.faults[len(self.token_ids) - self.prompt_len + output.faults[name].index] = output.faults[name]
+        self.token_ids.extend(tokens[:count])
+        self.logprobs.extend(output.logprobs[name][:count])
+        self.top_logprobs.extend(output.top_logprobs.get(name, ())[:count])
         self.prompt_logprobs = output.prompt_logprobs.get(name, self.prompt_logprobs)
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """A draw in flight: for whom, in which of its lives, and behind how many drafts."""
+
+    request: TrackedRequest
+    life: int
+    drafts: int
+
+
+@dataclass
+class SpeculationStats:
+    """How drafts fared.
+
+    Attributes:
+        steps: draws behind at least one draft.
+        drafts: drafts that were verified.
+        accepted: those that the target accepted.
+    """
+
+    steps: int = 0
+    drafts: int = 0
+    accepted: int = 0
 
 
 @dataclass
@@ -94,11 +131,17 @@ class _Decision:
     new_blocks: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     new: list[NewRequest] = field(default_factory=list)
     arrived: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    drafts: dict[str, int] = field(default_factory=dict)
 
-    def add(self, request: TrackedRequest, count: int, blocks: tuple[tuple[int, ...], ...]) -> None:
-        """Schedule ``count`` tokens of a request, which gets ``blocks``; a grammar is told what has arrived."""
+    def add(self, request: TrackedRequest, count: int, blocks: tuple[tuple[int, ...], ...], drafts: int = 0) -> None:
+        """Schedule ``count`` tokens of a request, the last ``drafts`` of them drafts; it gets ``blocks``.
+
+        A grammar is told what has arrived.
+        """
         self.scheduled[request.request_id] = count
         self.budget -= count
+        if drafts:
+            self.drafts[request.request_id] = drafts
         if any(blocks):
             self.new_blocks[request.request_id] = blocks
         if request.sampling.grammar is not None and request.num_told < len(request.token_ids):
@@ -115,6 +158,7 @@ class Scheduler:
     Attributes:
         requests: all requests by id. Those that have ended stay until the caller, having read them, deletes them.
         num_preemptions: how often a request lost its row before its end.
+        speculation: how drafts fared so far.
     """
 
     def __init__(self, config: RunnerConfig, windows: Sequence[int] = (FULL_ATTENTION,)) -> None:
@@ -130,10 +174,12 @@ class Scheduler:
         self._running: list[TrackedRequest] = []
         self._finished_since_last_step: list[str] = []
         self._preempted_since_last_step: list[str] = []
-        self._pending_draws: deque[tuple[TrackedRequest, ...]] = deque()
+        self._pending_draws: deque[tuple[_Draw, ...]] = deque()
+        self._verified_since_last_step: dict[str, tuple[int, int]] = {}
         self._num_arrivals = 0
         self.requests: dict[str, TrackedRequest] = {}
         self.num_preemptions = 0
+        self.speculation = SpeculationStats()
 
     @property
     def prefix_cache(self) -> PrefixCacheStats:
@@ -183,7 +229,7 @@ class Scheduler:
             return False
         self._running.remove(request)
         self._release_blocks(request)
-        request.num_computed = 0
+        request.num_computed = request.unverified = 0
         request.was_preempted = True
         insort(self._waiting, request, key=_turn)
         self._preempted_since_last_step.append(request_id)
@@ -203,18 +249,24 @@ class Scheduler:
             new=tuple(decision.new),
             scheduled=decision.scheduled,
             new_blocks=decision.new_blocks,
+            drafts=decision.drafts,
             block_copies=self._blocks.take_copies(),
             arrived=decision.arrived,
+            verified=dict(self._verified_since_last_step),
         )
+        self._verified_since_last_step.clear()
         self._finished_since_last_step.clear()
         self._preempted_since_last_step.clear()
-        self._pending_draws.append(self._advance(decision.scheduled))
+        self._pending_draws.append(self._advance(decision))
         return step
 
     def update(self, output: StepOutput) -> None:
         """Take the output of the oldest step that has not been updated yet."""
-        for request in self._pending_draws.popleft():
-            request.in_flight -= 1
+        for draw in self._pending_draws.popleft():
+            request = draw.request
+            request.in_flight -= 1 + draw.drafts
+            if draw.drafts:
+                self._correct(draw, draw.drafts + 1 - len(output.token_ids[request.request_id]))
             # A request may have ended while its draw was in flight: aborted, or stopped by an earlier token.
             if request.finish_reason is None:
                 self._take(request, output)
@@ -227,15 +279,42 @@ class Scheduler:
         request.take(output)
         self._finish_if_complete(request)
 
+    def _correct(self, draw: _Draw, rejected: int) -> None:
+        """Count back by the drafts that the target has rejected, and remember to tell the runner."""
+        request, name = draw.request, draw.request.request_id
+        self.speculation.steps += 1
+        self.speculation.drafts += draw.drafts
+        self.speculation.accepted += draw.drafts - rejected
+        if draw.life == request.lives and request in self._running:
+            request.num_computed -= rejected
+            request.unverified -= draw.drafts
+            drafts, earlier = self._verified_since_last_step.get(name, (0, 0))
+            self._verified_since_last_step[name] = drafts + draw.drafts, earlier + rejected
+
     def _schedule_running(self, request: TrackedRequest, decision: _Decision) -> None:
-        """Schedule one running request if it can advance."""
-        self._blocks.advance(request.blocks, request.token_ids, request.num_computed)
+        """Schedule one running request if it can advance, with drafts if it decodes."""
+        self._blocks.advance(request.blocks, request.token_ids, request.num_certain)
         count = min(decision.budget, request.num_tokens - request.num_computed)
         if count <= 0 or self._has_all_draws(request) or _waits_for_its_tokens(request):
             return
         end = request.num_computed + count
         if self._make_room(request, self._blocks.missing(request.blocks, end), decision):
-            decision.add(request, count, self._blocks.extend(request.blocks, end))
+            drafts = self._drafts_that_fit(request, end, decision.budget - count)
+            blocks = self._blocks.extend(request.blocks, end + drafts)
+            decision.add(request, count + drafts, blocks, drafts)
+
+    def _drafts_that_fit(self, request: TrackedRequest, end: int, budget: int) -> int:
+        """Drafts behind position ``end``: none that could overshoot the request's end, and none at another's cost.
+
+        A grammar's masks are made for one token at a time.
+        """
+        if request.num_computed < request.prefill_len or request.sampling.grammar is not None:
+            return 0
+        longest = min(request.prompt_len + request.sampling.max_tokens, self._config.max_model_len)
+        drafts = max(0, min(self._config.drafts, budget, longest - 1 - end))
+        while drafts and self._blocks.missing(request.blocks, end + drafts) > self._blocks.pool.num_free:
+            drafts -= 1
+        return drafts
 
     def _admit(self, decision: _Decision) -> None:
         """Start or resume waiting requests, in order, while everything they need is there."""
@@ -259,6 +338,7 @@ class Scheduler:
         if used is None:
             return False
         request.num_computed, request.num_told = used.num_tokens, len(tokens)
+        request.lives, request.prefill_len = request.lives + 1, len(tokens)
         decision.add(request, min(decision.budget, end - used.num_tokens), tuple(map(tuple, request.blocks.tables)))
         decision.new.append(
             NewRequest(request.request_id, tuple(tokens), request.prompt_len, request.sampling, used.num_tokens)
@@ -267,15 +347,16 @@ class Scheduler:
         self.prefix_cache.found += used.num_tokens
         return True
 
-    def _advance(self, scheduled: dict[str, int]) -> tuple[TrackedRequest, ...]:
-        """Count the scheduled tokens and return the requests that will draw one."""
+    def _advance(self, decision: _Decision) -> tuple[_Draw, ...]:
+        """Count the scheduled tokens and return the draws that come of them."""
         drawing = []
-        for request_id, count in scheduled.items():
-            request = self.requests[request_id]
+        for request_id, count in decision.scheduled.items():
+            request, drafts = self.requests[request_id], decision.drafts.get(request_id, 0)
             request.num_computed += count
-            if request.num_computed == request.num_tokens:
-                request.in_flight += 1
-                drawing.append(request)
+            request.unverified += drafts
+            if request.num_computed - drafts == request.num_tokens:
+                request.in_flight += 1 + drafts
+                drawing.append(_Draw(request, request.lives, drafts))
         return tuple(drawing)
 
     def _make_room(self, request: TrackedRequest, needed: int, decision: _Decision) -> bool:
@@ -310,7 +391,8 @@ class Scheduler:
             self._waiting.remove(request)
 
     def _release_blocks(self, request: TrackedRequest) -> None:
-        request.blocks = self._blocks.release(request.blocks, request.token_ids, request.num_computed)
+        self._verified_since_last_step.pop(request.request_id, None)
+        request.blocks = self._blocks.release(request.blocks, request.token_ids, request.num_certain)
 
     def _check_prompt(self, request_id: str, prompt_len: int, sampling: SamplingParams) -> None:
         if request_id in self.requests:

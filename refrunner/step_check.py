@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from types import MappingProxyType
 
 from .api import NewRequest, Step
 from .block_check import BlockCheck
@@ -27,6 +28,7 @@ class StepChecker:
         total: Mapping[str, int],
         num_blocks: Mapping[str, Sequence[int]],
         holders: Mapping[int, Set[str]],
+        unverified: Mapping[str, int] = MappingProxyType({}),
     ) -> Step:
         """Raise if the step breaks a rule.
 
@@ -36,6 +38,7 @@ class StepChecker:
             total: tokens known of every live request, those drawn but not downloaded included.
             num_blocks: length of every live request's block table, for each KV group.
             holders: the live requests that hold each KV block in use.
+            unverified: drafts among the computed tokens of every live request whose outcome is not known here.
 
         Returns:
             the step in plain Python values.
@@ -49,6 +52,8 @@ class StepChecker:
         entering = {request.request_id for request in step.new}
         staying = set(computed) - set(leaving) - entering
         self._check_new(step.new)
+        self._check_verified(step.verified, staying, unverified)
+        computed, total = (_without_rejected(counts, step.verified) for counts in (computed, total))
         live = staying | entering
         self._require_live(step.scheduled, live)
         self._require_live(step.new_blocks, live)
@@ -62,8 +67,10 @@ class StepChecker:
             held[name] = [count + len(added) for count, added in zip(held[name], groups, strict=True)]
         blocks.check_copies(step, self._config.num_kv_blocks - 1)
         total = {**total, **{request.request_id: len(request.token_ids) for request in step.new}}
+        self._check_drafts(step, computed, total)
         for name, count in step.scheduled.items():
-            self._check_span(name, count, computed[name], total[name], min(held[name]))
+            known = total[name] + step.drafts.get(name, 0)
+            self._check_span(name, count, computed[name], known, min(held[name]))
         return step
 
     def _require_live(self, names: Iterable[str], live: Iterable[str]) -> None:
@@ -148,13 +155,37 @@ class StepChecker:
     def _check_capacity(self, step: Step, live: set[str]) -> None:
         total = sum(step.scheduled.values())
         config = self._config
-        if len(live) > config.max_num_reqs or total > config.max_num_batched_tokens or len(step.drafts):
+        if len(live) > config.max_num_reqs or total > config.max_num_batched_tokens:
             raise StepError(
-                f"step with {len(live)} live requests, {total} tokens, {len(step.drafts)} drafts",
-                f"at most {config.max_num_reqs} requests and {config.max_num_batched_tokens} tokens fit, and no drafts",
-                "tables and buffers have a fixed size, and this runner does not speculate",
+                f"step with {len(live)} live requests, {total} tokens",
+                f"at most {config.max_num_reqs} requests and {config.max_num_batched_tokens} tokens fit",
+                "tables and buffers have a fixed size",
                 "a smaller step, or larger max_num_reqs and max_num_batched_tokens",
             )
+
+    def _check_drafts(self, step: Step, computed: Mapping[str, int], total: Mapping[str, int]) -> None:
+        for name, drafts in step.drafts.items():
+            decodes = name in step.scheduled and total[name] - computed[name] == 1
+            if not decodes or not 0 <= drafts <= self._config.drafts or step.scheduled[name] != 1 + drafts:
+                raise StepError(
+                    f"{drafts} drafts of request {name!r}, {step.scheduled.get(name, 0)} scheduled tokens",
+                    f"at most {self._config.drafts} drafts (RunnerConfig.speculation), behind the one token of the "
+                    "request that is known and not computed",
+                    "drafts continue the newest token, and there are as many as a proposer makes",
+                    "1 + drafts scheduled tokens, for a request that has computed all others; or no drafts",
+                )
+
+    def _check_verified(
+        self, verified: Mapping[str, tuple[int, int]], staying: Set[str], unverified: Mapping[str, int]
+    ) -> None:
+        for name, (drafts, rejected) in verified.items():
+            if name not in staying or not 0 <= rejected <= drafts <= unverified.get(name, 0):
+                raise StepError(
+                    f"{drafts} verified drafts of request {name!r}, {rejected} of them rejected",
+                    f"a live request that stays, and of its {unverified.get(name, 0)} drafts without an outcome",
+                    "positions are counted back by the rejected ones; a wrong number moves every later token",
+                    "the numbers of drafts and of rejected ones that outputs have shown, each once",
+                )
 
     def _check_blocks(self, name: str, groups: tuple[tuple[int, ...], ...], held: Sequence[int], computed: int) -> None:
         count, last, columns = len(self._windows), self._config.num_kv_blocks - 1, self._config.max_blocks_per_request
@@ -186,3 +217,8 @@ class StepChecker:
                 "nobody has drawn has no value, and one without a slot would overwrite another request's keys",
                 "enough blocks in Step.new_blocks, or fewer tokens",
             )
+
+
+def _without_rejected(counts: Mapping[str, int], verified: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """Counters of tokens without the drafts that were rejected."""
+    return {**counts, **{name: counts[name] - rejected for name, (_, rejected) in verified.items()}}

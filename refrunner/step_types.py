@@ -21,7 +21,7 @@ def plain_step(step: object) -> Step:
         StepError: a part is missing or of the wrong type. A float would be cut to a whole number somewhere below, and
             a text taken for the sequence of its characters.
     """
-    finished, preempted, new, scheduled, new_blocks, drafts, copies, arrived = _parts(step, Step, "step")
+    finished, preempted, new, scheduled, new_blocks, drafts, copies, arrived, verified = _parts(step, Step, "step")
     return Step(
         finished=tuple(_request_id(name, "Step.finished") for name in _sequence(finished, "Step.finished")),
         preempted=tuple(_request_id(name, "Step.preempted") for name in _sequence(preempted, "Step.preempted")),
@@ -32,10 +32,14 @@ def plain_step(step: object) -> Step:
             for name, groups in _block_groups(new_blocks).items()
         },
         drafts=_counts(drafts, "Step.drafts"),
-        block_copies=tuple(_block_copy(copy) for copy in _sequence(copies, "Step.block_copies")),
+        block_copies=tuple(_pair(copy, "Step.block_copies") for copy in _sequence(copies, "Step.block_copies")),
         arrived={
             name: _whole_numbers(tokens, f"Step.arrived[{shown(name)}]")
             for name, tokens in _mapping(arrived, "Step.arrived").items()
+        },
+        verified={
+            name: _pair(outcome, f"Step.verified[{shown(name)}]")
+            for name, outcome in _mapping(verified, "Step.verified").items()
         },
     )
 
@@ -82,11 +86,11 @@ def _block_groups(value: object) -> dict[str, Sequence[Any]]:
     return {name: _sequence(groups, f"{place}[{shown(name)}]") for name, groups in _mapping(value, place).items()}
 
 
-def _block_copy(value: object) -> tuple[int, int]:
-    blocks = _whole_numbers(value, "Step.block_copies")
-    if len(blocks) != 2:
-        _refuse("Step.block_copies", value, "it must be a source and a target", "a pair of block ids")
-    return blocks[0], blocks[1]
+def _pair(value: object, place: str) -> tuple[int, int]:
+    numbers = _whole_numbers(value, place)
+    if len(numbers) != 2:
+        _refuse(place, value, "it must be a pair", "two whole numbers, see mrv2.refrunner.api.Step")
+    return numbers[0], numbers[1]
 
 
 def _request_id(value: object, place: str) -> str:

@@ -58,7 +58,7 @@ TABLE = (
     Entry("ModelRunner._model.*", "weights, rotary table", "as the model's", DEVICE, "runner", (CONSTANT,), MAIN),
     Entry(
         "ModelRunner._states._counters.gpu",
-        "`num_computed`, `total_len`, `last_sampled`, `in_place`, generations", "[5, R] i32",
+        "`num_computed`, `total_len`, `last_sampled`, `in_place`, generations, `num_drafts`", "[6, R] i32",
         DEVICE, "request", (_STAGED, "post_update"), MAIN,
     ),
     Entry(
@@ -127,7 +127,7 @@ TABLE = (
         DEVICE, "step; fresh", ("copy_",), MAIN,
     ),
     Entry(
-        "ModelRunner.batch.last_lanes", "lane of each request's last token; uploaded with it", "[N] i64",
+        "ModelRunner.batch.logit_lanes", "lanes whose logits are sampled; uploaded with it", "[M] i64",
         DEVICE, "step; fresh", ("copy_",), MAIN,
     ),
     Entry(

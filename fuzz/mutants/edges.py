@@ -54,8 +54,8 @@ EDGES = (
     Mutation(
         "draw_position_wraps",
         "input_batch.py",
-        "sample_positions=self._seq_lens[:count],",
-        "sample_positions=self._seq_lens[:count] % 256,",
+        "return self._seq_lens[:count]\n",
+        "return self._seq_lens[:count] % 256\n",
         "the noise repeats itself after 256 positions",
     ),
     Mutation(

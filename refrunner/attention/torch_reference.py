@@ -21,6 +21,7 @@ class TorchReferenceAttention(PagedCache):
 
     def __init__(self, config: RunnerConfig, model: LlamaConfig, device: Device) -> None:
         super().__init__(config, model, device)
+        self._drafts = config.drafts
         self._batch: InputBatch | None = None
         self._slots: Tensor | None = None
         self._context_slots: list[list[Tensor]] = []
@@ -48,7 +49,12 @@ class TorchReferenceAttention(PagedCache):
         for request, slots in enumerate(self._context_slots[group]):
             lanes = slice(int(bounds[request]), int(bounds[request + 1]))
             visible = _visible(self._batch.positions[lanes], len(slots), window)
-            out[lanes] = self._attend(query[lanes], keys[slots], values[slots], visible)
+            context = keys[slots], values[slots]
+            if self._drafts:
+                # The host's length is an upper bound then, and what nobody sees there may be anything, NaN included.
+                seen = visible.any(dim=0)[:, None, None]
+                context = torch.where(seen, context[0], 0), torch.where(seen, context[1], 0)
+            out[lanes] = self._attend(query[lanes], *context, visible)
         return out
 
     def _slots_of_group(self, batch: InputBatch, table: Tensor) -> list[Tensor]:

@@ -90,9 +90,14 @@ def forbid_listed(
 
 
 @kernel
-def penalize(logit, token, inside, mask_ptr, counts_ptr, reals_ptr) -> tl.tensor:
-    """Repetition (tokens of prompt and output), frequency and presence (tokens of the output)."""
+def penalize(logit, token, inside, mask_ptr, counts_ptr, reals_ptr, drafts_ptr, num_drafts) -> tl.tensor:
+    """Repetition (tokens of prompt and output), frequency and presence (tokens of the output).
+
+    The request's own drafts before this token count as output.
+    """
     count = tl.load(counts_ptr + token, mask=inside, other=0)
+    for place in range(num_drafts):
+        count += (token == tl.load(drafts_ptr + place)).to(tl.int32)
     produced = count > 0
     repetition = tl.load(reals_ptr + REPETITION)
     divided = tl.div_rn(logit, repetition + tl.zeros_like(logit))
@@ -134,6 +139,7 @@ def process_logits(
     logits_stride,
     rows_ptr,  # [N] int32, row of the tables that each row of logits belongs to
     positions_ptr,  # [N] int32: number of tokens before the one drawn
+    offsets_ptr,  # [N] int32: how many of those tokens, the last ones, are drafts; read with DRAFTS only
     numbers_ptr,  # [R, NUMBERS] int32
     reals_ptr,  # [R, REALS] float32
     allowed_ptr,  # [R, W] int32 bit mask
@@ -143,7 +149,7 @@ def process_logits(
     bad_words_ptr,  # [R, 2 * WORDS + 1 + WORD_TOKENS] int32: last tokens, sorted; offsets into the rest; other tokens
     prompt_mask_ptr,  # [R, W] int32 bit mask
     counts_ptr,  # [R, V] int32
-    token_ids_ptr,  # [R, L] int32
+    token_ids_ptr,  # [R, L] int32, drafts included
     token_ids_stride,
     out_ptr,  # [N, V] float32, out
     vocab_size,
@@ -152,6 +158,7 @@ def process_logits(
     STOPS: tl.constexpr,
     WORDS: tl.constexpr,
     WORD_TOKENS: tl.constexpr,
+    DRAFTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """One program per row of logits and block of the vocabulary."""
@@ -179,9 +186,13 @@ def process_logits(
         count = tl.load(numbers_ptr + NUM_STOPS)
         logit = forbid_listed(logit, token, stops_ptr + row * STOPS, count, first_token, BLOCK, STOPS)
     if (stages & PENALTIES) != 0:
+        num_drafts = 0
+        if DRAFTS:
+            num_drafts = tl.load(offsets_ptr + index)
         logit = penalize(
-            logit, token, inside, prompt_mask_ptr + row * mask_words, counts_ptr + row * vocab_size, reals_ptr
-        )
+            logit, token, inside, prompt_mask_ptr + row * mask_words, counts_ptr + row * vocab_size, reals_ptr,
+            token_ids_ptr + row * token_ids_stride + length - num_drafts, num_drafts,
+        )  # fmt: skip
     if (stages & BAD_WORDS) != 0:
         words_ptr = bad_words_ptr + row * (2 * WORDS + 1 + WORD_TOKENS)
         logit = forbid_bad_words(

@@ -10,6 +10,7 @@ from ..config import RunnerConfig
 from ..device import Device
 from ..input_batch import InputBatch
 from ..kernels.penalty_state import clear_counts, count_drawn_tokens, count_known_tokens
+from ..kernels.speculation import count_emitted_tokens
 from ..request_states import RequestStates
 from ..staging import PackedUpload
 from .blocks import block_of
@@ -65,25 +66,26 @@ class PenaltyState:
             self.prompt_mask, self.counts, vocab_size, words, BLOCK=self._block,
         )  # fmt: skip
 
-    def advance(self, batch: InputBatch, token_ids: Tensor, tables: SamplingTables, states: RequestStates) -> None:
-        """Count the step's draws, while the state table still shows the step's beginning; one launch."""
-        self._count_drawn(batch.num_requests, batch.rows, batch.query_start_loc, token_ids, tables, states)
-
-    def warm_up(self, rows: Tensor, tables: SamplingTables, states: RequestStates) -> None:
-        """Load the kernels: launches over no row, which touch nothing."""
-        self._count(rows, 0, tables, states)
-        self._count_drawn(0, rows, rows, rows, tables, states)
-
-    def _count_drawn(
+    def advance(
         self,
-        count: int,
-        rows: Tensor,
-        query_start_loc: Tensor,
+        batch: InputBatch,
         token_ids: Tensor,
+        num_emitted: Tensor | None,
         tables: SamplingTables,
         states: RequestStates,
     ) -> None:
-        count_drawn_tokens[(count,)](
-            rows, query_start_loc, token_ids, tables.numbers.gpu, states.num_computed, states.total_len,
-            self.counts, self.counts.shape[1],
-        )  # fmt: skip
+        """Count the step's draws, while the state table still shows the step's beginning; one launch."""
+        if batch.logit_bounds is None or num_emitted is None:
+            count_drawn_tokens[(batch.num_requests,)](
+                batch.rows, batch.query_start_loc, token_ids, tables.numbers.gpu, states.num_computed,
+                states.total_len, self.counts, self.counts.shape[1],
+            )  # fmt: skip
+        else:
+            count_emitted_tokens[(batch.num_requests,)](
+                batch.rows, batch.logit_bounds, token_ids, num_emitted, tables.numbers.gpu, self.counts,
+                self.counts.shape[1],
+            )  # fmt: skip
+
+    def warm_up(self, rows: Tensor, tables: SamplingTables, states: RequestStates) -> None:
+        """Load the kernels of ``apply``: launches over no row, which touch nothing."""
+        self._count(rows, 0, tables, states)

@@ -21,6 +21,7 @@ from ..kernels import logits_processing as kernels
 from ..kernels.filters import LOWEST, find_thresholds
 from ..request_states import RequestStates
 from ..sampling_params import FULL_VOCABULARY, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_BIASES, MAX_STOPS, SamplingParams
+from ..speculation.verification import Verifier
 from ..staging import PackedUpload
 from .blocks import LAUNCH, block_of, row_block_of
 from .gumbel import Processed, Sampled, sample
@@ -34,23 +35,25 @@ class SamplerOutput:
     """What a step's draws are, on the device.
 
     Attributes:
-        sampled: tokens and their log-probabilities.
+        sampled: tokens and their log-probabilities, one for each row of logits.
         report: further log-probabilities, if a request asked for any.
-        sampling: parameters of each request of the batch, in order.
+        sampling: parameters behind each row of logits, in order.
+        num_emitted: int32 [N], how many of its tokens each request gets, the first ones; None without speculation.
     """
 
     sampled: Sampled
     report: LogprobReport | None
     sampling: tuple[SamplingParams, ...]
+    num_emitted: Tensor | None = None
 
     @property
     def token_ids(self) -> Tensor:
-        """int32 [N]."""
+        """int32 [M]."""
         return self.sampled.token_ids
 
     @property
     def logprobs(self) -> Tensor:
-        """float32 [N]."""
+        """float32 [M]."""
         return self.sampled.logprobs
 
 
@@ -62,14 +65,15 @@ class Sampler:
 
     Attributes:
         tables: parameters of the live requests.
-        no_threshold: int32 [max(R, prompt_logprobs_chunk)] on the device, constant: the threshold that keeps all.
+        no_threshold: int32 [max(M, prompt_logprobs_chunk)] on the device, constant: the threshold that keeps all.
     """
 
     def __init__(self, config: RunnerConfig, device: Device, vocab_size: int) -> None:
         self.tables = SamplingTables(config, device, vocab_size)
-        lanes = max(config.max_num_reqs, config.prompt_logprobs_chunk)
+        lanes = max(config.max_logits, config.prompt_logprobs_chunk)
         self.no_threshold = torch.full((lanes,), LOWEST.value, dtype=torch.int32, device=device.torch_device)
         self._penalties = PenaltyState(config, device, vocab_size)
+        self._verifier = Verifier() if config.drafts else None
         self._sampling: dict[int, SamplingParams] = {}
         self._poison = config.poison
         self._processed_values = config.logprobs_mode.startswith("processed")
@@ -100,40 +104,47 @@ class Sampler:
         self._penalties.apply(upload, self.tables, states)
 
     def sample(self, logits: Tensor, batch: InputBatch, states: RequestStates) -> SamplerOutput:
-        """Draw one token per request.
+        """Draw one token per row of logits: for each request its next one, and what comes after each draft.
 
         Args:
-            logits: float32 [N, V], those of each request's last lane; not modified.
+            logits: float32 [M, V]; not modified.
             batch: the step's inputs.
             states: the state table as it was before the step.
         """
-        processed = self._processed(logits, batch.rows, batch.sample_positions, states, self._stages(batch))
-        sampled = self._draw(logits, batch.rows, batch.sample_positions, processed)
-        sampling = tuple(self._sampling[int(row)] for row in batch.host_rows)
+        rows, positions, stages = batch.logit_rows, batch.sample_positions, self._stages(batch)
+        processed = self._processed(logits, rows, positions, states, stages, batch.logit_offsets)
+        sampled = self._draw(logits, rows, positions, processed)
+        num_emitted = None if self._verifier is None else self._verifier.verify(sampled, batch, states)
+        host_rows = np.repeat(batch.host_rows, np.diff(batch.host_logit_bounds))
+        sampling = tuple(self._sampling[row] for row in host_rows.tolist())
         report = self._report(self._reported(logits, processed, sampled), sampled, batch, sampling)
-        return SamplerOutput(sampled, report, sampling)
+        return SamplerOutput(sampled, report, sampling, num_emitted)
 
-    def warm_up(self, logits: Tensor, states: RequestStates) -> SamplerOutput:
+    def warm_up(self, logits: Tensor, batch: InputBatch, states: RequestStates) -> SamplerOutput:
         """Launch every kernel of the sampler once, for rows of nobody; no row's state changes.
 
         Args:
             logits: float32 [n, V].
+            batch: without a request.
             states: the state table.
         """
         self.tables.warm_up()
         nobody = torch.zeros(logits.shape[0], dtype=torch.int32, device=logits.device)
         self._penalties.warm_up(nobody, self.tables, states)
-        processed = self._processed(logits, nobody, nobody, states, EVERY_STAGE)
+        offsets = None if self._verifier is None else nobody
+        processed = self._processed(logits, nobody, nobody, states, EVERY_STAGE, offsets)
         sampled = self._draw(logits, nobody, nobody, processed)
         reported = self._reported(logits, processed, sampled)
         report_logprobs(reported, sampled.token_ids, self.asker(nobody, kernels.TOP_LOGPROBS.value), 1, (0,))
         row_statistics(logits)
-        return SamplerOutput(sampled, None, ())
+        num_emitted = None if self._verifier is None else self._verifier.verify(sampled, batch, states)
+        self._penalties.advance(batch, sampled.token_ids, num_emitted, self.tables, states)
+        return SamplerOutput(sampled, None, (), num_emitted)
 
     def post_update(self, batch: InputBatch, output: SamplerOutput, states: RequestStates) -> None:
         """Take note of the draws, while the state table still shows the step's beginning."""
         if self._stages(batch) & kernels.PENALTIES.value:
-            self._penalties.advance(batch, output.token_ids, self.tables, states)
+            self._penalties.advance(batch, output.token_ids, output.num_emitted, self.tables, states)
 
     def asker(self, rows: Tensor, column: int) -> Asker:
         """What the requests in these rows want reported, according to a column of their numbers."""
@@ -145,14 +156,21 @@ class Sampler:
         return int(np.bitwise_or.reduce(self.tables.stages[batch.host_rows]))
 
     def _processed(
-        self, logits: Tensor, rows: Tensor, positions: Tensor, states: RequestStates, stages: int
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        states: RequestStates,
+        stages: int,
+        offsets: Tensor | None = None,
     ) -> Processed:
         """The logits to draw from, in at most two launches; the model's own if no row has a stage.
 
         Args:
-            rows: int32 [N].
-            positions: int32 [N], number of tokens before the one drawn.
+            rows: int32 [M].
+            positions: int32 [M], number of tokens before the one drawn.
             stages: those that some row needs.
+            offsets: int32 [M], how many of those tokens are drafts; None if none is.
         """
         tables, (count, vocab_size) = self.tables, logits.shape
         processed, thresholds = logits, self.no_threshold
@@ -161,12 +179,13 @@ class Sampler:
             block = block_of(logits.device, vocab_size)
             grid = (count, -(-vocab_size // block))
             kernels.process_logits[grid](
-                logits, logits.stride(0), rows, positions, tables.numbers.gpu, tables.reals.gpu,
+                logits, logits.stride(0), rows, positions, positions if offsets is None else offsets,
+                tables.numbers.gpu, tables.reals.gpu,
                 tables.allowed.gpu, tables.bias_tokens.gpu, tables.bias_values.gpu, tables.stops.gpu,
                 tables.bad_words.gpu, self._penalties.prompt_mask, self._penalties.counts,
                 states.token_ids, states.token_ids.stride(0), processed, vocab_size, mask_words(vocab_size),
                 BIASES=MAX_BIASES, STOPS=MAX_STOPS, WORDS=MAX_BAD_WORDS, WORD_TOKENS=MAX_BAD_WORD_TOKENS,
-                BLOCK=block, **LAUNCH,
+                DRAFTS=offsets is not None, BLOCK=block, **LAUNCH,
             )  # fmt: skip
         if stages & kernels.FILTERS.value:
             thresholds = torch.empty(count, dtype=torch.int32, device=logits.device)
@@ -196,5 +215,5 @@ class Sampler:
             return None
         full = [index for index, params in enumerate(sampling) if params.logprobs == FULL_VOCABULARY]
         columns = max(params.logprobs or 0 for params in sampling)
-        asker = self.asker(batch.rows, kernels.TOP_LOGPROBS.value)
+        asker = self.asker(batch.logit_rows, kernels.TOP_LOGPROBS.value)
         return report_logprobs(reported, sampled.token_ids, asker, columns, full)

@@ -150,7 +150,7 @@ def _shapes(config: RunnerConfig, vocab_size: int) -> Shapes:
 def table_bytes(config: RunnerConfig, vocab_size: int) -> int:
     """Bytes of the tables of one sampler, those of the penalties and the constant thresholds included."""
     penalties = 4 * config.max_num_reqs * (mask_words(vocab_size) + vocab_size)
-    thresholds = 4 * max(config.max_num_reqs, config.prompt_logprobs_chunk)
+    thresholds = 4 * max(config.max_logits, config.prompt_logprobs_chunk)
     return bytes_of(_shapes(config, vocab_size)) + penalties + thresholds
 
 

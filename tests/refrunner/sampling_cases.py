@@ -63,6 +63,10 @@ def make_bench(requests, vocab_size, before=(), device="cpu", package="mrv2.refr
         num_requests=len(rows),
         host_rows=np.array(rows, dtype=np.int32),
         rows=torch.tensor(rows, dtype=torch.int32, device=device.torch_device),
+        host_logit_bounds=np.arange(len(rows) + 1, dtype=np.int32),
+        logit_rows=torch.tensor(rows, dtype=torch.int32, device=device.torch_device),
+        logit_bounds=None,
+        logit_offsets=None,
         sample_positions=torch.tensor(lengths, dtype=torch.int32, device=device.torch_device),
         query_start_loc=torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32, device=device.torch_device),
     )

@@ -82,7 +82,7 @@ def check_real_lanes(batches, batch, scheduled):
     assert batch.slot_mapping[0, :tokens].tolist() == slots
     assert batch.seq_lens[: len(spans)].tolist() == [span.stop for _, span in spans]
     assert batch.sample_positions.tolist() == [span.stop for _, span in spans]
-    assert batch.last_lanes.tolist() == (bounds[1:] - 1).tolist()
+    assert batch.logit_lanes.tolist() == (bounds[1:] - 1).tolist()
     for table, request in zip(batch.block_table[0].tolist(), live, strict=False):
         assert table[: len(request.blocks)] == request.blocks
 

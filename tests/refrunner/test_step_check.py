@@ -206,7 +206,7 @@ WRONG_TYPES = {
     "blocks without a group": Refused(Step(new_blocks={"b": (7,)}), r"Step.new_blocks\['b'\]: 7"),
     "blocks are None": Refused(Step(new_blocks={"b": None}), r"Step.new_blocks\['b'\]: None"),
     "copies are None": Refused(Step(block_copies=None), "Step.block_copies: None"),
-    "a copy of three": Refused(Step(block_copies=((1, 2, 3),)), "a source and a target"),
+    "a copy of three": Refused(Step(block_copies=((1, 2, 3),)), "it must be a pair"),
     "a copy of fractions": Refused(Step(block_copies=((1.5, 2),)), "Step.block_copies: 1.5"),
     "drafts are None": Refused(Step(drafts=None), "Step.drafts: None"),
     "wrong type behind good parts": Refused(
