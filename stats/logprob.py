@@ -116,7 +116,7 @@ def ranks(logits: NDArray[np.floating], tokens: NDArray[np.int64]) -> NDArray[np
     """1 + the number of logits above the token's own, int64 [N], for logits [N, V] and tokens [N]."""
     own = np.take_along_axis(np.asarray(logits, np.float64), tokens[:, np.newaxis], axis=1)
     above = np.asarray(logits, np.float64) > own
-    return 1 + np.count_nonzero(above, axis=1).astype(np.int64)
+    return np.asarray(1 + above.sum(axis=1), np.int64)
 
 
 def telltale_rows(count: int, vocab_size: int, random: np.random.Generator) -> NDArray[np.float32]:

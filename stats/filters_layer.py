@@ -1,0 +1,112 @@
+"""The filters layer: kept sets against float64 at their threshold, and draws through the filters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mrv2.checks.findings import JSON
+
+from .filters import FilterCase, Kept, threshold_cases
+from .gof import binomial_test
+from .layers import AuditPlan, LayerResult, LayerTest, Progress, designed_event, exact_test
+from .strata import log_softmax
+from .targets import FilteringTarget, Filters, MaskTarget
+
+SMALLEST_SHARE = 0.05  # tokens kept with a smaller one are not expected among few draws
+MUST_SEE = 0.9  # loss of a token's share that must show: a token that is never drawn has lost all of it
+_EXAMPLES = 8
+
+
+@dataclass(frozen=True)
+class FiltersLayer:
+    """Tests of masks and of draws through them.
+
+    Attributes:
+        draws: draws of each row.
+    """
+
+    draws: int = 1000
+    name: str = "filters"
+
+    def run(self, target: object, plan: AuditPlan, progress: Progress) -> LayerResult:
+        """See :class:`mrv2.stats.layers.Layer`."""
+        if not isinstance(target, FilteringTarget | MaskTarget):
+            return LayerResult(self.name, (), not_run="the target has no filters")
+        cases = [case for case in threshold_cases(max(256, plan.vocab_size)) if plan.wants(case.name)]
+        tests: list[LayerTest] = []
+        for case in cases:
+            if isinstance(target, MaskTarget) and plan.scale == 1:
+                tests.append(_mask_test(target, case))
+            if isinstance(target, FilteringTarget):
+                tests += _draw_tests(target, case, self.draws * plan.scale, plan, progress)
+        for test in tests:
+            progress.tested(test)
+        ambiguous = sum(case.kept().ambiguous for case in cases)
+        missing = [f"thresholds closer to a token than float32 can tell ({ambiguous} tokens of these rows)"]
+        if not isinstance(target, MaskTarget):
+            missing.append("tokens kept by mistake with a share too small to be drawn: the target shows no mask")
+        return LayerResult(
+            self.name, tuple(tests), (f"{len(cases)} rows with a threshold beside a token",), tuple(missing)
+        )
+
+
+def _mask_test(target: MaskTarget, case: FilterCase) -> LayerTest:
+    given = target.kept(case.logits[np.newaxis], np.full(1, case.temperature, np.float32), _filters(case, 1))[0]
+    right = case.kept()
+    return _kept_test(case, f"{case.name}: kept set", given, right, given.size, "token")
+
+
+def _draw_tests(
+    target: FilteringTarget, case: FilterCase, draws: int, plan: AuditPlan, progress: Progress
+) -> Iterator[LayerTest]:
+    """Only kept tokens are drawn, and those with a share worth the name are."""
+    seeds, positions = plan.keys(case.name, draws)
+    warmth = np.full(draws, case.temperature, np.float32)
+    tokens = target.sample_filtered(case.logits, warmth, seeds, positions, _filters(case, draws))
+    progress.drawn(draws)
+    right = case.kept()
+    drawn = np.zeros(case.logits.size, np.bool_)
+    inside = (tokens >= 0) & (tokens < case.logits.size)
+    drawn[tokens[inside]] = True
+    seen = Kept(np.zeros_like(drawn), right.possibly)
+    yield _kept_test(case, f"{case.name}: only kept tokens are drawn", drawn, seen, draws, "draw")
+    if right.ambiguous == 0:
+        yield from _share_test(case, right.surely, tokens, plan)
+
+
+def _share_test(
+    case: FilterCase, kept: NDArray[np.bool_], tokens: NDArray[np.int64], plan: AuditPlan
+) -> Iterator[LayerTest]:
+    """The least likely token kept has its share: it is the one that a threshold set too high drops first."""
+    log_p = np.where(kept, log_softmax(case.logits, case.temperature), -np.inf)
+    shares = np.exp(log_p) / np.exp(log_p).sum()
+    worth = np.flatnonzero(shares >= SMALLEST_SHARE)
+    if worth.size < 2:
+        return
+    least = worth[shares[worth].argmin()]
+    name = f"{case.name}: least token kept"
+    result = binomial_test(int((tokens == least).sum()), tokens.size, float(shares[least]), name)
+    yield designed_event(case.name, result, float(shares[least]), MUST_SEE, "the least token's share", plan)
+
+
+def _kept_test(
+    case: FilterCase, name: str, given: NDArray[np.bool_], right: Kept, checked: int, unit: str
+) -> LayerTest:
+    extra, lost = np.flatnonzero(given & ~right.possibly), np.flatnonzero(right.surely & ~given)
+    evidence: dict[str, JSON] = {
+        "kept by mistake": extra[:_EXAMPLES].tolist(),
+        "dropped by mistake": lost[:_EXAMPLES].tolist(),
+        "top_k": case.top_k,
+        "top_p": case.top_p,
+        "min_p": case.min_p,
+        "temperature": case.temperature,
+    }
+    return exact_test(case.name, name, checked, int(extra.size + lost.size), unit, evidence)
+
+
+def _filters(case: FilterCase, count: int) -> Filters:
+    return Filters.same(count, case.top_k, case.top_p, case.min_p)
