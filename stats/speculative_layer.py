@@ -1,0 +1,188 @@
+"""The speculative layer: joint tables of draft and outcome, acceptance, outcomes and bonus tokens, per position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mrv2.checks.findings import JSON
+
+from .dependence import independence_g_test
+from .gof import binomial_test, g_test
+from .layers import AuditPlan, LayerResult, LayerTest, Progress, designed_event, designed_test, exact_test
+from .pooling import pool_expected
+from .speculative import SpeculationCase, acceptance, joint_law, speculation_cases
+from .targets import SpeculativeDraws, SpeculativeTarget
+
+MUST_SEE = 0.04  # discrepancy of the tables that must show
+ACCEPTANCE_ERROR = 0.05  # relative loss of acceptance that must show
+MIN_REACH = 0.25  # positions reached less often are not tested
+_CALL = 2**16
+_LARGEST_DF = 255  # pooled tables have no more cells at the numbers of draws of an audit
+_EXAMPLES = 6
+
+
+@dataclass(frozen=True, eq=False)
+class SpeculativeLayer:
+    """Tests of draft and verification.
+
+    Attributes:
+        draws: of each case.
+        cases: rows; :func:`mrv2.stats.speculative.speculation_cases` if left out.
+    """
+
+    draws: int = 200_000
+    cases: Sequence[SpeculationCase] = ()
+    name: str = "speculative"
+
+    def run(self, target: object, plan: AuditPlan, progress: Progress) -> LayerResult:
+        """See :class:`mrv2.stats.layers.Layer`."""
+        if not isinstance(target, SpeculativeTarget):
+            return LayerResult(self.name, (), not_run="the target does not speculate")
+        cases = [case for case in self.cases or speculation_cases() if plan.wants(case.name)]
+        tests: list[LayerTest] = []
+        for case in cases:
+            tests += case_tests(case, _draw(target, case, self.draws * plan.scale, plan, progress), plan)
+        for test in tests:
+            progress.tested(test)
+        unreached = [
+            f"{case.name}: draft {position}, reached by {case.reach(position):.0%} of the draws"
+            for case in cases
+            for position in range(case.drafts)
+            if case.reach(position) < MIN_REACH
+        ]
+        coverage = tuple(f"{self.draws:,} draws of {case.name}" for case in cases)
+        return LayerResult(self.name, tuple(tests), coverage, (*unreached, *(t.missed() for t in tests if t.short)))
+
+
+def _draw(
+    target: SpeculativeTarget, case: SpeculationCase, draws: int, plan: AuditPlan, progress: Progress
+) -> SpeculativeDraws:
+    seeds, positions = plan.keys(case.name, draws)
+    positions = np.minimum(positions, 2**31 - 1 - case.drafts)
+    drafts, emitted = [], []
+    for start in range(0, draws, _CALL):
+        part = slice(start, start + _CALL)
+        warmth = np.full(seeds[part].size, case.temperature, np.float32)
+        answer = target.speculate(case.target_logits, case.draft_logits, warmth, seeds[part], positions[part])
+        drafts.append(answer.drafts)
+        emitted.append(answer.emitted)
+        progress.drawn(warmth.size)
+    return SpeculativeDraws(np.concatenate(drafts), np.concatenate(emitted))
+
+
+def case_tests(case: SpeculationCase, draws: SpeculativeDraws, plan: AuditPlan) -> list[LayerTest]:
+    """All tests of one case.
+
+    Args:
+        case: the rows.
+        draws: what came out.
+        plan: its rates.
+
+    Returns:
+        that the outcome has the right form (else nothing more), and per position that is reached often enough the joint
+        table, impossible recoveries, acceptance and the outcome; then the bonus token, and whether neighbouring
+        positions are independent.
+    """
+    malformed = _malformed(case, draws)
+    examples: list[JSON] = [
+        {"drafts": draws.drafts[row].tolist(), "emitted": draws.emitted[row].tolist()} for row in malformed[:_EXAMPLES]
+    ]
+    form = exact_test(
+        case.name, f"{case.name}: form", len(draws.drafts), malformed.size, "draw", {"examples": examples}
+    )
+    if malformed.size:
+        return [form]
+    accepted = (draws.emitted >= 0).sum(axis=1) - 1
+    tests = [form]
+    for position in range(case.drafts):
+        if case.reach(position) >= MIN_REACH:
+            reached = accepted >= position
+            draft, outcome = draws.drafts[reached, position], draws.emitted[reached, position]
+            tests += _position_tests(case, position, draft, outcome, accepted[reached] > position, plan)
+    tests += _bonus_tests(case, draws, accepted == case.drafts, plan)
+    return tests
+
+
+def _malformed(case: SpeculationCase, draws: SpeculativeDraws) -> NDArray[np.int64]:
+    """Rows that are not: accepted drafts, one more token, then -1."""
+    vocab_size, drafts = case.target_logits.shape[1], case.drafts
+    emitted, proposed = draws.emitted, draws.drafts
+    length = (emitted >= 0).sum(axis=1)
+    place = np.arange(drafts + 1)
+    filled = place[np.newaxis] < length[:, np.newaxis]
+    good = (length >= 1) & ((emitted >= 0) == filled).all(axis=1)
+    good &= ((emitted < vocab_size) & (emitted >= -1)).all(axis=1)
+    good &= ((proposed >= 0) & (proposed < vocab_size)).all(axis=1)
+    is_draft = place[np.newaxis, :drafts] < length[:, np.newaxis] - 1
+    good &= (~is_draft | (emitted[:, :drafts] == proposed)).all(axis=1)
+    return np.flatnonzero(~good).astype(np.int64)
+
+
+def _position_tests(
+    case: SpeculationCase,
+    position: int,
+    draft: NDArray[np.int64],
+    outcome: NDArray[np.int64],
+    accepted: NDArray[np.bool_],
+    plan: AuditPlan,
+) -> Iterator[LayerTest]:
+    p, q = case.target(position), case.draft(position)
+    size, law, where = p.size, joint_law(p, q), f"{case.name}: draft {position}"
+    cells = np.where(accepted, size, outcome) + draft * (size + 1)
+    table = np.bincount(cells, minlength=law.size)
+    impossible = np.flatnonzero((table > 0) & (law.ravel() == 0))
+    examples: list[JSON] = [_cell_name(cell, size) for cell in impossible[:_EXAMPLES].tolist()]
+    seen: dict[str, JSON] = {"examples": examples, "draws": int(table[impossible].sum())}
+    yield exact_test(case.name, f"{where}, only possible outcomes", draft.size, impossible.size, "draw", seen)
+    possible = law.ravel() > 0
+    yield _table_test(case.name, f"{where}, joint table", table[possible], law.ravel()[possible], plan)
+    rate = acceptance(p, q)
+    result = binomial_test(int(accepted.sum()), accepted.size, rate, f"{where}, acceptance")
+    if 0.0 < rate < 1.0:
+        yield designed_event(case.name, result, rate, ACCEPTANCE_ERROR, "acceptance", plan)
+    yield _table_test(case.name, f"{where}, outcome", np.bincount(outcome, minlength=size), p, plan)
+
+
+def _bonus_tests(
+    case: SpeculationCase, draws: SpeculativeDraws, complete: NDArray[np.bool_], plan: AuditPlan
+) -> Iterator[LayerTest]:
+    """The token behind the last accepted draft, and its independence of that draft."""
+    last, size = case.drafts, case.target_logits.shape[1]
+    if case.reach(last) < MIN_REACH or not complete.any():
+        return
+    bonus, before = draws.emitted[complete, last], draws.emitted[complete, last - 1]
+    counts = np.bincount(bonus, minlength=size)
+    yield _table_test(case.name, f"{case.name}: bonus token", counts, case.target(last), plan)
+    # Eight groups each, so that all cells fill.
+    groups = min(8, size)
+    table = np.zeros((groups, groups), np.int64)
+    np.add.at(table, (before * groups // size, bonus * groups // size), 1)
+    result = independence_g_test(table, f"{case.name}: bonus token and last draft are independent")
+    if result.degrees_of_freedom:
+        yield designed_test(case.name, result, MUST_SEE, (groups - 1) ** 2, plan)
+
+
+def _table_test(
+    part: str, name: str, counts: NDArray[np.int64], law: NDArray[np.float64], plan: AuditPlan
+) -> LayerTest:
+    """G test of counts pooled to 25 expected in the order of the cells; impossible cells are not among them."""
+    draws = int(counts.sum())
+    expected = law / law.sum() * draws
+    labels = pool_expected(expected)
+    observed = np.bincount(labels, weights=counts)
+    result = g_test(observed, np.bincount(labels, weights=expected), name)
+    full = min(_LARGEST_DF, int((law > 0).sum()) - 1)
+    test = designed_test(part, result, MUST_SEE, max(1, full), plan)
+    worst = int(np.argmax(np.abs(counts - expected) / np.sqrt(np.maximum(expected, 1.0))))
+    return replace(
+        test, evidence={"worst cell": worst, "expected": float(expected[worst]), "observed": int(counts[worst])}
+    )
+
+
+def _cell_name(cell: int, size: int) -> str:
+    draft, outcome = divmod(cell, size + 1)
+    return f"draft {draft} accepted" if outcome == size else f"draft {draft} rejected, outcome {outcome}"
