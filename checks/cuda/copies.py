@@ -15,6 +15,33 @@ from ..virtual.layouts import intern_layout
 LONG_NS = 10_000_000
 
 
+#: Addresses that are remembered before all are forgotten.
+_MAX_ADDRESSES = 1 << 14
+
+
+class PinnedAddresses:
+    """Where pinned memory begins, as far as it was asked before: to ask torch costs more than the rest of a copy.
+
+    Attributes:
+        known: such addresses; to be forgotten when memory goes back to the driver.
+    """
+
+    def __init__(self) -> None:
+        self.known: set[int] = set()
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether the memory of a host tensor is pinned."""
+        address = tensor.data_ptr()
+        if address in self.known:
+            return True
+        if not tensor.is_pinned():
+            return False
+        if len(self.known) >= _MAX_ADDRESSES:
+            self.known.clear()
+        self.known.add(address)
+        return True
+
+
 def is_tensor(value: Any) -> bool:
     """Whether a value is a tensor that lies in memory by strides."""
     return isinstance(value, Tensor)

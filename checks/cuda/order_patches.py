@@ -10,6 +10,7 @@ import torch
 
 from ..hot_path import compiling, open_entries
 from ..sync.waits import Cause, WaitKind
+from .copies import PinnedAddresses
 from .device import Device
 from .patches import CallPatches, Wrap
 from .progress import Progress
@@ -46,6 +47,7 @@ class OrderPatches:
         progress: learns what the host knows.
         thread: what each thread is doing.
         tell: to be told of waits.
+        pinned: what is known to be pinned; forgotten when host memory goes back to the driver.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class OrderPatches:
         progress: Progress,
         thread: Thread,
         tell: Callable[[Cause, str | None], None],
+        pinned: PinnedAddresses,
     ) -> None:
         self._patches, self._device, self.progress, self._thread, self._tell = patches, device, progress, thread, tell
+        self._pinned = pinned
 
     def apply(self) -> None:
         """Wrap them all."""
@@ -71,6 +75,20 @@ class OrderPatches:
         for holder, name in ((torch.accelerator, "empty_host_cache"), (torch._C, "_host_emptyCache")):
             given = self._freeing(WaitKind.FREE_HOST, f"{holder.__name__}.{name}", self._device.host_frees, 1)
             self._patches.function(holder, name, given)
+        runtime = getattr(torch._C, "_cudart", None)
+        if runtime is not None:
+            self._patches.function(runtime, "cudaHostUnregister", self._forgetting)
+
+    def _forgetting(self, original: Any) -> Callable[..., Any]:
+        """A call after which what was pinned may not be any more."""
+
+        def forgets(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._pinned.known.clear()
+
+        return forgets
 
     def _event(self, owner: type) -> None:
         progress, device = self.progress, self._device
@@ -193,11 +211,15 @@ class OrderPatches:
         """A call that waits if it gives memory back to the driver: then an amount has changed."""
 
         def wrap(original: Any) -> Callable[..., Any]:
+            frees = self._forgetting(original)
+
             def freeing(*args: Any, **kwargs: Any) -> Any:
-                if compiling() or not open_entries():
+                if compiling():
                     return original(*args, **kwargs)
+                if not open_entries():
+                    return frees(*args, **kwargs)
                 before = amount()
-                result = original(*args, **kwargs)
+                result = frees(*args, **kwargs)
                 change = sign * (amount() - before)
                 if change > 0:
                     self._tell(Cause(kind, name, change if kind is WaitKind.FREE_DEVICE else None), None)

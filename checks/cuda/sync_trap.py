@@ -28,7 +28,7 @@ from ..sync.waits import Cause, Certainty, WaitKind
 from ..sync.watch import Watch
 from ..virtual.stacks import library_frames, whole_stack
 from .call_sites import called_at, operator_of, outside
-from .copies import LONG_NS
+from .copies import LONG_NS, PinnedAddresses
 from .device import CudaDevice, Device
 from .kinds import cause_of
 from .order_patches import OrderPatches, Thread
@@ -52,6 +52,7 @@ class CudaTrap:
         self._thread = Thread()
         self._patches = CallPatches()
         self._lock = threading.Lock()
+        self._pinned = PinnedAddresses()
         self._captures: dict[tuple[object, ...], Finding] = {}
         self.step: int | None = None
         self.watch = _Watch(settings, self)
@@ -69,7 +70,7 @@ class CudaTrap:
         """Wrap the calls of torch that the table names, and let torch warn of all others."""
         for call in CALLS:
             self._wrap(call)
-        OrderPatches(self._patches, self._device, self.progress, self._thread, self._tell).apply()
+        OrderPatches(self._patches, self._device, self.progress, self._thread, self._tell, self._pinned).apply()
         self._patches.method(torch.cuda.CUDAGraph, "replay", partial(self._launching, name="CUDAGraph.replay"))
         self._patch_triton()
         self._patches.install()
@@ -129,7 +130,8 @@ class CudaTrap:
     def _wrap(self, call: Call) -> None:
         wraps = {
             Way.GUARDED: self._guarded,
-            Way.MOVES: self._moving,
+            Way.MOVES: partial(self._judging, quick=True),
+            Way.JUDGED: self._judging,
             Way.COPIES: self._copying,
             Way.INDEXES: self._indexing,
         }
@@ -178,11 +180,17 @@ class CudaTrap:
 
         return indexing
 
-    def _moving(self, original: Any, call: Call) -> Callable[..., Any]:
-        """A call that may move data between the sides, and then wait though torch does not warn."""
+    def _judging(self, original: Any, call: Call, *, quick: bool = False) -> Callable[..., Any]:
+        """A call that may wait though torch does not warn.
+
+        Args:
+            original: the call.
+            call: what is known of it.
+            quick: whether it surely did not wait if its first argument is small, it was short, and nobody warned.
+        """
         thread, is_free, now = self._thread, call.is_free, self._device.now_ns
 
-        def moving(*args: Any, **kwargs: Any) -> Any:
+        def judging(*args: Any, **kwargs: Any) -> Any:
             if is_free(args) or not open_entries():
                 return original(*args, **kwargs)
             doing = thread.doing
@@ -197,15 +205,18 @@ class CudaTrap:
                     self._judged(call, warned, args, kwargs, None, 0)
                 raise
             took, warned, doing.warned = now() - begin, doing.warned, None
+            if quick and not warned and took <= LONG_NS and args[0].nbytes <= PAGEABLE_STAGING_LIMIT:
+                return result
             if not self._judged(call, warned, args, kwargs, result, took) and took > LONG_NS and not call.allocates:
                 self._took_long(call.name, begin)
             return result
 
-        return moving
+        return judging
 
     def _copying(self, original: Any, call: Call) -> Callable[..., Any]:
         """The same for ``copy_``, which every step makes: what surely does not wait is passed on at little cost."""
-        thread, now, moving = self._thread, self._device.now_ns, self._moving(original, call)
+        thread, now, judging = self._thread, self._device.now_ns, self._judging(original, call)
+        pinned, known = self._pinned, self._pinned.known
 
         def copying(target: Any, src: Any, non_blocking: bool = False) -> Any:
             to_device = target.is_cuda
@@ -213,11 +224,11 @@ class CudaTrap:
                 return original(target, src, non_blocking)
             doing = thread.doing
             if doing.warned is not None or not non_blocking:
-                return moving(target, src, non_blocking)
+                return judging(target, src, non_blocking)
             if src.nbytes > PAGEABLE_STAGING_LIMIT or not (
-                to_device or (target.is_contiguous() and target.is_pinned())
+                to_device or (target.is_contiguous() and (target.data_ptr() in known or pinned.holds(target)))
             ):
-                return moving(target, src, non_blocking)
+                return judging(target, src, non_blocking)
             begin = now()
             result = original(target, src, non_blocking)
             took = now() - begin

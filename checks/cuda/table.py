@@ -72,8 +72,9 @@ class Way(enum.Enum):
 
     GUARDED = "it waits if torch warns"
     INDEXES = "the same, and it is made very often"
-    COPIES = "the same as MOVES, and every step makes it"
-    MOVES = "it may wait without a warning, and so is judged and timed each time"
+    COPIES = "the same as JUDGED, and every step makes it"
+    MOVES = "it may wait without a warning, and so is timed, and judged if it is large or took long"
+    JUDGED = "it may wait without a warning, and so is judged and timed each time"
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _functions(names: str, judge: Callable[[str], Judge], **more: Any) -> tuple[
 def _decompositions(module: ModuleType, names: str, operator: str) -> tuple[Call, ...]:
     prefix = module.__name__
     return tuple(
-        Call(module, name, f"{prefix}.{name}", decomposes(f"{prefix}.{name}", operator), Way.MOVES, True, _is_traced)
+        Call(module, name, f"{prefix}.{name}", decomposes(f"{prefix}.{name}", operator), Way.JUDGED, True, _is_traced)
         for name in names.split()
     )
 
@@ -136,7 +137,7 @@ CALLS: tuple[Call, ...] = (
     *_methods("to", moves, way=Way.MOVES, allocates=True, is_free=_changes_type_only),
     *_methods("cuda cpu type type_as", moves, way=Way.MOVES, allocates=True),
     *_methods("copy_", copies, way=Way.COPIES, is_free=_stays_on_its_side),
-    *_functions("_foreach_copy_", copies_each, way=Way.MOVES),
+    *_functions("_foreach_copy_", copies_each, way=Way.JUDGED),
     # Torch waits there for cuSOLVER, or for a permutation that it makes on the host, and does not warn.
     *_decompositions(torch.linalg, "lu", "aten::linalg_lu"),
     *_decompositions(torch.linalg, "lu_factor lu_factor_ex", "aten::linalg_lu_factor_ex"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 import triton
 
+from mrv2.checks.cuda.copies import PinnedAddresses
 from mrv2.checks.cuda.sync_trap import cuda_sync_trap
 from mrv2.checks.cuda.table import CALLS
 from mrv2.checks.errors import CheckError
@@ -228,3 +229,23 @@ def test_the_survey_sees_what_is_missed_and_what_is_said_in_vain(open_trap):
     short = {"operators": {"measured": 2, "waiting": ["b"]}, "relatives": {"a": True}}
     assert truth_of(short, "operators", ["a", "b"]) == {"a": False, "b": True}
     assert truth_of(short, "relatives", ["wait: a", "free: c"]) == {"wait: a": True, "free: c": None}
+
+
+def test_memory_is_asked_once_whether_it_is_pinned_until_some_goes_back_to_the_driver(open_trap, monkeypatch):
+    asked, stock = [], PinnedAddresses.holds
+    monkeypatch.setattr(PinnedAddresses, "holds", lambda known, it: asked.append(it.data_ptr()) or stock(known, it))
+    with open_trap() as trap:
+        pinned, there = torch.zeros(8, pin_memory=True), torch.ones(8, device="cuda")
+        pageable = torch.zeros(8)
+        with hot_path("decode"):
+            asked.clear()
+            for _ in range(3):
+                pinned.copy_(there, non_blocking=True)
+                pinned.view(8).copy_(there, non_blocking=True)
+            assert asked == [pinned.data_ptr()]
+            torch.cuda.synchronize()
+            torch.accelerator.empty_host_cache()
+            pinned.copy_(there, non_blocking=True)
+            assert asked == [pinned.data_ptr()] * 2
+            pageable.copy_(there, non_blocking=True)
+    assert [finding.code for finding in trap.findings] == ["MRV104", "MRV103"]
