@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -53,6 +54,14 @@ def generate(
         int | None,
         typer.Option(metavar="K", help="Report the K likeliest tokens beside each, in --json.", show_default=False),
     ] = None,
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Generate JSON that this JSON schema allows.", show_default=False),
+    ] = None,
+    grammar: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Generate a text of this grammar, in GBNF or Lark.", show_default=False),
+    ] = None,
     device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, or cuda with or without an index.")] = "cpu",
     attention: Annotated[
         str, typer.Option(metavar="NAME", help="torch, the reference, or triton, whose layers are kernels.")
@@ -70,6 +79,7 @@ def generate(
         from mrv2.refrunner.api import SamplingParams
         from mrv2.refrunner.llm import LLM
 
+        from .grammars import read_grammar
         from .kernels import compiled_kernels
 
         if json:
@@ -86,14 +96,18 @@ def generate(
             presence_penalty=presence_penalty,
             min_tokens=min_tokens,
             logprobs=logprobs,
+            grammar=read_grammar(json_schema, grammar),
         )
         settings: dict[str, Any] = {"device": device, "attention": attention, "graph_mode": graph_mode}
+        settings["grammars"] = sampling.grammar is not None
         with compiled_kernels(), LLM.from_model(model, max_model_len=max_model_len, **settings) as llm:
             done = _run(llm, prompt, sampling, stream)
         if json:
             write_report(json, _as_report(model, prompt, done))
         if not stream:
             _print(prompt + done.text + "\n")
+        if done.error is not None:
+            raise done.error
         seeded = "" if done.seed is None else f", seed {done.seed}"
         screen.line(notes(), f"{len(done.token_ids)} tokens, finished by {done.finish_reason}{seeded}")
 

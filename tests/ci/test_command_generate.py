@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 from mrv2.checks.virtual import virtual_device
 from mrv2.ci.command.app import app
 from mrv2.ci.report.json_report import report_schema
+from mrv2.refrunner.models.tiny import write_tiny_checkpoint
 
 
 def generate(*options: str) -> Result:
@@ -64,6 +65,53 @@ def test_sampling_parameters_reach_the_sampler(tmp_path: Path) -> None:
     assert [entry["token_ids"][0] for entry in metrics["top_logprobs"]] == metrics["token_ids"]
     assert [len(entry["values"]) for entry in metrics["top_logprobs"]] == [2] * 4
     assert metrics["faults"] == {}
+
+
+@pytest.fixture(scope="module")
+def with_an_end(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The tiny model, with the byte 0 as its end of text: a grammar needs one."""
+    pytest.importorskip("llguidance")
+    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 0}))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "expected"),
+    [
+        (
+            "--json-schema",
+            '{"const": {"a": [true, 12]}, "x-guidance": {"whitespace_flexible": false}}',
+            '{"a":[true,12]}',
+        ),
+        ("--grammar", 'root ::= "x" tail\ntail ::= "yz" | "yz"', "xyz"),
+        ("--grammar", 'start: "x" /yz/', "xyz"),
+    ],
+)
+def test_a_grammar_decides_what_is_generated(
+    with_an_end: str, tmp_path: Path, option: str, text: str, expected: str
+) -> None:
+    file = tmp_path / "grammar"
+    file.write_text(text)
+    result = generate("--model", with_an_end, "--prompt", "abc", option, str(file), "--max-tokens", "40")
+    assert (result.exit_code, result.stdout) == (0, f"abc{expected}\n")
+    assert "finished by stop" in result.stderr
+
+
+def test_what_is_no_grammar_is_an_error_in_four_parts(with_an_end: str, tmp_path: Path) -> None:
+    schema, grammar, missing = tmp_path / "schema", tmp_path / "grammar", tmp_path / "missing"
+    schema.write_text('{"type": "nothing"}')
+    grammar.write_bytes(b"\xff")
+    for options, subject in {
+        ("--json-schema", str(schema)): "SamplingParams.grammar",
+        ("--grammar", str(grammar)): "--grammar",
+        ("--grammar", str(missing)): "--grammar",
+        ("--grammar", str(grammar), "--json-schema", str(schema)): "--json-schema with --grammar",
+    }.items():
+        result = generate("--model", with_an_end, "--prompt", "abc", *options)
+        assert result.exit_code == 2
+        assert f"error: {subject}" in result.stderr
 
 
 def test_a_stream_is_the_same_text() -> None:
