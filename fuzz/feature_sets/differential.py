@@ -47,6 +47,7 @@ class Outcome:
             the cache, blocks copied on write, and steps without a new request in which each computes one token.
         failures: everything that is wrong, in words.
         results: tokens and log-probabilities by request.
+        reports: on drawn tokens by request, and on tokens of prompts.
     """
 
     number: int
@@ -57,6 +58,7 @@ class Outcome:
     counts: Mapping[str, int]
     failures: tuple[str, ...]
     results: Mapping[str, RequestResult] = field(repr=False)
+    reports: tuple[Mapping[str, object], Mapping[str, object]] = field(default=({}, {}), repr=False)
 
     def as_json(self) -> dict[str, JSON]:
         """All but the tokens, and of the failures the first ones, as JSON values."""
@@ -171,6 +173,7 @@ def _outcome(
         counts={**trace.counts, "updates": program.updates, **_seen(trace)},
         failures=(*failures, *tally.failures),
         results=trace.results,
+        reports=({}, {}) if recorder is None else (recorder.reports, recorder.prompts),
     )
 
 

@@ -16,6 +16,9 @@ from mrv2.fuzz.workload import RequestResult, Workload
 
 from .differential import Outcome
 
+#: Characters of a line on reports, which may be on the whole vocabulary.
+MOST = 600
+
 
 @dataclass(frozen=True)
 class Change:
@@ -103,3 +106,9 @@ def differences(base: Outcome, changed: Outcome, change: Change) -> Iterator[str
                 yield f"request {name}: tokens {observed.token_ids} instead of {expected.token_ids}"
         elif not change.rounds and observed.logprobs != expected.logprobs:
             yield f"request {name}: log-probabilities {observed.logprobs} instead of {expected.logprobs}"
+        elif not change.rounds and _reports(changed, name) != _reports(base, name):
+            yield f"request {name}: other reports, {_reports(changed, name)} instead of {_reports(base, name)}"[:MOST]
+
+
+def _reports(outcome: Outcome, name: str) -> list[object]:
+    return [reports.get(name) for reports in outcome.reports]

@@ -320,6 +320,14 @@ class TestDifferences:
         assert list(differences(base, rounded, self.ROUNDING)) == []
         assert len(list(differences(base, rounded, self.EXACT))) == 1
 
+    def test_reports_are_compared_where_nothing_rounds(self):
+        told = SimpleNamespace(token_ids=(3,))
+        base = replace(self.outcome((1,), (-1.0,)), reports=({"a": [told]}, {"a": (None, told)}))
+        other = replace(base, reports=({"a": [told]}, {"a": (None, SimpleNamespace(token_ids=(4,)))}))
+        assert list(differences(base, base, self.EXACT)) == []
+        assert len(list(differences(base, other, self.EXACT))) == 1
+        assert list(differences(base, other, self.ROUNDING)) == []
+
     def test_other_tokens_need_a_near_tie_and_rounding(self):
         base, other = self.outcome((1, 2), (-1.0, -2.0)), self.outcome((1, 3), (-1.0, -2.0))
         tie = self.outcome((1, 3), (-1.0, -2.0), near_ties=1)
