@@ -1,6 +1,7 @@
 """The oracle passes against transformers on any shape of model, and each planted error fails where it was planted."""
 
 import dataclasses
+import os
 import sys
 import warnings
 
@@ -264,7 +265,26 @@ def test_sequences_are_those_of_the_seed():
     assert len(set(first[-1])) < len(first[-1])  # ids come back, as in text
 
 
+@pytest.mark.parametrize("quantised", [None, "Q8_0"])
+def test_passes_on_a_gguf_file(tmp_path, quantised):
+    """Both sides read it by loaders of their own: the order of rows, the quantised blocks and the metadata."""
+    pytest.importorskip("accelerate")
+    pytest.importorskip("gguf")
+    from gguf import GGMLQuantizationType
+
+    from ..refrunner.test_checkpoint_gguf import write
+
+    config = dataclasses.replace(tiny_checkpoint().config, max_position_embeddings=128)
+    kind = quantised and GGMLQuantizationType[quantised]
+    file = write(tmp_path / "made.gguf", random_tensors(config, 0), config, quantised=kind)
+    result = run(load_checkpoint(str(file)), new_tokens=4)
+    assert result.verdict is RunVerdict.PASS, result.summary
+    assert result.metrics["rows compared"] > 100
+    assert 0.01 < result.metrics["largest difference over its bound"] < 0.6
+
+
 @pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("MRV2_TRAINED_MODEL"), reason="MRV2_TRAINED_MODEL=1 runs it; so does ci/verify")
 def test_passes_on_a_trained_model_from_its_gguf_file():
     pytest.importorskip("accelerate")
     if find_smollm2() is None:
