@@ -90,6 +90,18 @@ PAIRS = (
         "prompt_tokens='staged'",
     ),
     Pair(
+        Setting("draft_sampling", ("random",)),
+        Setting("speculation", ("ngram",)),
+        "what followed earlier tokens is no draw, and has no distribution that a draw could be judged by",
+        "draft_sampling='greedy', or a draft model",
+    ),
+    Pair(
+        Setting("verification", ("block",)),
+        Setting("draft_sampling", ("greedy",)),
+        "a draft that is no draw is compared with the target's own draw, which needs no other draft",
+        "verification='token', or draft_sampling='random'",
+    ),
+    Pair(
         Setting("zero_new_blocks"),
         Setting("poison"),
         "both say what a block holds when a request gets it, and zeros would hide what poison is to show",

@@ -57,7 +57,9 @@ def philox4x32(
     return np.stack((c0, c1, c2, c3))
 
 
-def words(seed: int, position: int, tokens: NDArray[np.integer], purpose: Purpose) -> NDArray[np.uint64]:
+def words(
+    seed: int, position: int, tokens: NDArray[np.integer], purpose: Purpose, offset: int = 0
+) -> NDArray[np.uint64]:
     """The 64 random bits of each token's draw.
 
     Args:
@@ -65,6 +67,7 @@ def words(seed: int, position: int, tokens: NDArray[np.integer], purpose: Purpos
         position: number of tokens before the one being drawn, below 2^32.
         tokens: token ids, any shape, not negative and below 2^34.
         purpose: what the draw is for.
+        offset: of a draft in its step, 0 to 2^24 - 1; it stands above the lowest 8 bits of the purpose's word.
 
     Returns:
         uint64, same shape as ``tokens``.
@@ -75,7 +78,8 @@ def words(seed: int, position: int, tokens: NDArray[np.integer], purpose: Purpos
     _check_range("position", position, position, 2**32)
     if tokens.size:
         _check_range("token id", int(tokens.min()), int(tokens.max()), 2**34)
-    high, low = (_part(seed, position, tokens.astype(np.uint64), purpose, part) for part in (0, 1))
+    word = int(purpose) + 256 * offset
+    high, low = (_part(seed, position, tokens.astype(np.uint64), word, part) for part in (0, 1))
     return (high << _HALF_WORD) | low
 
 
@@ -91,7 +95,9 @@ def exponential(word: NDArray[np.uint64]) -> NDArray[np.float64]:
     return np.where(upper, -np.log(small), -np.log1p(-small))
 
 
-def gumbel(seed: int, position: int, vocab_size: int, purpose: Purpose = Purpose.TARGET) -> NDArray[np.float64]:
+def gumbel(
+    seed: int, position: int, vocab_size: int, purpose: Purpose = Purpose.TARGET, offset: int = 0
+) -> NDArray[np.float64]:
     """Gumbel noise of every token of a vocabulary: float64 [vocab_size], between -3.81 and 45.06.
 
     Args:
@@ -99,16 +105,17 @@ def gumbel(seed: int, position: int, vocab_size: int, purpose: Purpose = Purpose
         position: number of tokens before the one being drawn.
         vocab_size: token ids 0 to ``vocab_size`` - 1.
         purpose: what the draw is for.
+        offset: of a draft in its step.
 
     Raises:
         RequestError: a position outside 0 to 2^32 - 1.
     """
-    return -np.log(exponential(words(seed, position, np.arange(vocab_size), purpose)))
+    return -np.log(exponential(words(seed, position, np.arange(vocab_size), purpose, offset)))
 
 
-def _part(seed: int, position: int, tokens: NDArray[np.uint64], purpose: Purpose, part: int) -> NDArray[np.uint64]:
+def _part(seed: int, position: int, tokens: NDArray[np.uint64], purpose: int, part: int) -> NDArray[np.uint64]:
     block = tokens >> np.uint64(2)
-    constants = (np.full_like(block, value) for value in (position, int(purpose), part))
+    constants = (np.full_like(block, value) for value in (position, purpose, part))
     key = seed % 2**64
     results = philox4x32(np.stack((block, *constants)), (key & 0xFFFFFFFF, key >> 32))
     lane = (tokens & np.uint64(3)).astype(np.int64)

@@ -65,6 +65,7 @@ class Sampler:
 
     Attributes:
         tables: parameters of the live requests.
+        verifier: of drafts; None without speculation.
         no_threshold: int32 [max(M, prompt_logprobs_chunk)] on the device, constant: the threshold that keeps all.
     """
 
@@ -73,7 +74,7 @@ class Sampler:
         lanes = max(config.max_logits, config.prompt_logprobs_chunk)
         self.no_threshold = torch.full((lanes,), LOWEST.value, dtype=torch.int32, device=device.torch_device)
         self._penalties = PenaltyState(config, device, vocab_size)
-        self._verifier = Verifier() if config.drafts else None
+        self.verifier = Verifier(config, device, vocab_size) if config.drafts else None
         self._sampling: dict[int, SamplingParams] = {}
         self._poison = config.poison
         self._processed_values = config.logprobs_mode.startswith("processed")
@@ -114,7 +115,7 @@ class Sampler:
         rows, positions, stages = batch.logit_rows, batch.sample_positions, self._stages(batch)
         processed = self._processed(logits, rows, positions, states, stages, batch.logit_offsets)
         sampled = self._draw(logits, rows, positions, processed)
-        num_emitted = None if self._verifier is None else self._verifier.verify(sampled, batch, states)
+        num_emitted = self._verify(logits, processed, sampled, batch, states)
         host_rows = np.repeat(batch.host_rows, np.diff(batch.host_logit_bounds))
         sampling = tuple(self._sampling[row] for row in host_rows.tolist())
         report = self._report(self._reported(logits, processed, sampled), sampled, batch, sampling)
@@ -131,13 +132,13 @@ class Sampler:
         self.tables.warm_up()
         nobody = torch.zeros(logits.shape[0], dtype=torch.int32, device=logits.device)
         self._penalties.warm_up(nobody, self.tables, states)
-        offsets = None if self._verifier is None else nobody
+        offsets = None if self.verifier is None else nobody
         processed = self._processed(logits, nobody, nobody, states, EVERY_STAGE, offsets)
         sampled = self._draw(logits, nobody, nobody, processed)
         reported = self._reported(logits, processed, sampled)
         report_logprobs(reported, sampled.token_ids, self.asker(nobody, kernels.TOP_LOGPROBS.value), 1, (0,))
         row_statistics(logits)
-        num_emitted = None if self._verifier is None else self._verifier.verify(sampled, batch, states)
+        num_emitted = self._verify(logits, processed, sampled, batch, states)
         self._penalties.advance(batch, sampled.token_ids, num_emitted, self.tables, states)
         return SamplerOutput(sampled, None, (), num_emitted)
 
@@ -200,6 +201,14 @@ class Sampler:
             logits, rows, positions, self.tables.temperature, self.tables.seeds, processed,
             report_processed=self._processed_values, report_logarithm=self._logarithm,
         )  # fmt: skip
+
+    def _verify(
+        self, logits: Tensor, processed: Processed, sampled: Sampled, batch: InputBatch, states: RequestStates
+    ) -> Tensor | None:
+        if self.verifier is None:
+            return None
+        reported = self._reported(logits, processed, sampled)
+        return self.verifier.verify(logits, processed, sampled, reported, self.tables, batch, states)
 
     def _reported(self, logits: Tensor, processed: Processed, sampled: Sampled) -> Reported:
         """The values that are reported. Where processed ones are, every row has a stage, if only to be copied."""
