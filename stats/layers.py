@@ -100,6 +100,7 @@ class LayerTest:
         could_see: smallest error that would have shown with the plan's power; infinite if none would.
         needed: observations needed to see ``must_see``; None if no number of them can show it.
         evidence: numbers for a report.
+        sequential: its p-value holds at any time and counts all draws there are, so it is never repeated.
     """
 
     part: str
@@ -110,6 +111,7 @@ class LayerTest:
     could_see: float
     needed: int | None
     evidence: Mapping[str, JSON] = field(default_factory=dict)
+    sequential: bool = False
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -53,6 +53,12 @@ def test_a_suspicion_that_was_not_repeated_stays_one():
     assert verdict_of(a_test(5e-4)) is RunVerdict.SUSPICIOUS
 
 
+def test_sequential_evidence_is_never_repeated():
+    layer = Scripted({1: [1e-4]}, sequential=True)
+    audit = run_audit([layer], None, AuditPlan(16, seed=1, false_fail_rate=1e-6), Silent())
+    assert len(layer.asked) == 1 and audit.decision.verdict is RunVerdict.SUSPICIOUS
+
+
 def test_one_violation_of_an_exact_rule_fails():
     assert verdict_of(exact_test("p", "rule", 10, 0, "case")) is RunVerdict.PASS
     assert verdict_of(exact_test("p", "rule", 10, 1, "case")) is RunVerdict.FAIL
@@ -94,10 +100,13 @@ class Scripted:
     answers: dict[int, list[float]]
     name: str = "scripted"
     asked: list[AuditPlan] = field(default_factory=list)
+    sequential: bool = False
 
     def run(self, target: object, plan: AuditPlan, progress: object) -> LayerResult:
         self.asked.append(plan)
-        tests = [a_test(p, f"t{i}") for i, p in enumerate(self.answers[plan.scale])]
+        tests = [
+            replace(a_test(p, f"t{i}"), sequential=self.sequential) for i, p in enumerate(self.answers[plan.scale])
+        ]
         return LayerResult(self.name, tuple(t for t in tests if plan.wants(t.part)))
 
 
