@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from scipy.stats import beta, binom, chi2, ncx2
 from .errors import ArgumentError, require_rate
 
 
+@lru_cache(maxsize=1024)
 def noncentrality(false_fail_rate: float, false_pass_rate: float, df: int) -> float:
     """Smallest noncentrality of a chi-square test with these error rates.
 
@@ -162,6 +164,7 @@ def min_event_probability(
     return float(beta.ppf(1.0 - false_pass_rate, critical, num_samples - critical + 1))
 
 
+@lru_cache(maxsize=1024)
 def min_event_samples(probability: float, raised: float, false_fail_rate: float, false_pass_rate: float) -> int:
     """Trials from which on an exact binomial test sees an event raised from ``probability`` to ``raised``.
 
@@ -213,6 +216,7 @@ def min_event_loss(num_samples: int, probability: float, false_fail_rate: float,
     return 1.0 - float(beta.ppf(false_pass_rate, critical + 1, num_samples - critical)) / probability
 
 
+@lru_cache(maxsize=1024)
 def min_event_loss_samples(probability: float, loss: float, false_fail_rate: float, false_pass_rate: float) -> int:
     """Trials from which on an exact binomial test sees an event lose this share of its probability.
 

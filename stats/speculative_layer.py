@@ -21,6 +21,7 @@ MUST_SEE = 0.04  # discrepancy of the tables that must show
 ACCEPTANCE_ERROR = 0.05  # relative loss of acceptance that must show
 MIN_REACH = 0.25  # positions reached less often are not tested
 _CALL = 2**16
+_POSITIONS = 64
 _LARGEST_DF = 255  # pooled tables have no more cells at the numbers of draws of an audit
 _EXAMPLES = 6
 
@@ -61,8 +62,9 @@ class SpeculativeLayer:
 def _draw(
     target: SpeculativeTarget, case: SpeculationCase, draws: int, plan: AuditPlan, progress: Progress
 ) -> SpeculativeDraws:
+    # A runner's token table is as wide as its largest position, so positions are small, and seeds tell the keys apart.
     seeds, positions = plan.keys(case.name, draws)
-    positions = np.minimum(positions, 2**31 - 1 - case.drafts)
+    positions = 1 + positions % _POSITIONS
     drafts, emitted = [], []
     for start in range(0, draws, _CALL):
         part = slice(start, start + _CALL)
