@@ -36,6 +36,7 @@ from .targets import Filters, SpeculativeDraws
 
 LEVELS = (0.5, 0.1, 1e-2, 1e-3)  # where the distribution of p-values is looked at
 LIMITS = {0.5: 1.1, 0.1: 1.15, 1e-2: 1.3, 1e-3: 1.6}  # largest true rate over nominal rate
+MOST_DRAWS = 10**7
 _CONFIDENCE = 0.99
 _SPARE = 1.25
 
@@ -55,7 +56,8 @@ class NullSampler(CleanSampler):
         """See :class:`mrv2.stats.targets.SamplerTarget`; one row and one temperature for all draws."""
         edges = np.cumsum(np.exp(log_softmax(logits, float(temperature[0]))))
         uniform = _fresh(seeds).random(seeds.size)
-        return np.minimum(np.searchsorted(edges, uniform * edges[-1], side="right"), logits.size - 1).astype(np.int64)
+        tokens = np.searchsorted(edges, uniform * edges[-1], side="right")
+        return np.asarray(np.minimum(tokens, logits.size - 1), np.int64)
 
     def sample_filtered(
         self,
@@ -109,10 +111,14 @@ def _fresh(seeds: NDArray[np.uint64]) -> np.random.Generator:
 
 
 def null_layers(plan: AuditPlan) -> list[Layer]:
-    """All layers with an error rate, each with the draws that its tests need for what they must see."""
+    """All layers with an error rate, each with the draws that its tests need for what they must see.
+
+    Rows that need more than :data:`MOST_DRAWS` (the far cliffs of small vocabularies) are left out.
+    """
     size = plan.vocab_size
     made = [*ladder(size), half_head(size), last_block(size), two_level(size), flat(size), zipf(size), offset(size)]
     rows = [RowPlan(row, math.ceil(_SPARE * draws_needed(row, plan))) for row in (*made, *_recorded(size))]
+    rows = [row_plan for row_plan in rows if row_plan.draws <= MOST_DRAWS]
     return [
         DistributionLayer(rows, math.ceil(_SPARE * pairs_needed(plan))),
         NoiseLayer(coarse_bits=4, keys=512, gaps=()),

@@ -12,7 +12,6 @@ from ..strata import log_softmax
 from ..targets import Filters, Purpose, SpeculativeDraws
 
 _CELLS = 2**14  # numbers handled at once: they fit the processor's cache
-_PURPOSES = {purpose: np.uint64(index) for index, purpose in enumerate(Purpose)}
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -43,7 +42,7 @@ class CleanSampler:
         self, seeds: NDArray[np.uint64], positions: NDArray[np.uint64], purpose: Purpose
     ) -> NDArray[np.uint64]:
         """64 bits for each key, different for all positions of one seed and purpose."""
-        return mix(mix(seeds + _PURPOSES[purpose]) ^ (positions + np.uint64(1)))
+        return mix(mix(seeds ^ _SALTS[purpose]) ^ (positions + np.uint64(1)))
 
     def noise(self, words: NDArray[np.uint64]) -> NDArray[np.float64]:
         """Standard Gumbel noise; a small word is large noise."""
@@ -252,6 +251,10 @@ def mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
         state *= np.uint64(factor)
     state ^= state >> np.uint64(31)
     return state
+
+
+# Neighbouring seeds must not trade their purposes, so these are far apart.
+_SALTS = {purpose: mix(np.array([index + 1], np.uint64))[0] for index, purpose in enumerate(Purpose)}
 
 
 def exponential(words: NDArray[np.uint64]) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""The calibration itself is long: ``python -m mrv2.stats.calibration --runs 1000``; here are its parts and a short one."""
+"""The calibration itself is long: ``python -m mrv2.stats.calibration``; here are its parts and a short one."""
 
 import numpy as np
 import pytest
