@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mrv2.checks import triton_cpu
 from mrv2.fuzz.targets.reference import ReferenceRunner
 from mrv2.fuzz.workload import Driver, Trace, Workload, WorkloadRequest
 from mrv2.refrunner.api import NewRequest, SamplingParams, Step, StepOutput
@@ -28,6 +29,14 @@ CAPACITIES = {
     "block_size": 4,
     "num_kv_blocks": 25,
 }
+
+
+@pytest.fixture(autouse=True)
+def _compiled():
+    """Kernels run compiled: the interpreter, whose bits test_runner_kernels.py compares, would take seconds a test."""
+    with triton_cpu.enabled() as session:
+        yield
+    assert session.findings == []
 
 
 @pytest.fixture(scope="session")
