@@ -7,6 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from mrv2.checks import triton_cpu
 from mrv2.checks.findings import RunVerdict
 from mrv2.ci.stages.base import Budget
 from mrv2.ci.stages.runner_oracle import RunnerAgainstOracle
@@ -73,6 +74,14 @@ class Silent:
         pass
 
 
+@pytest.fixture
+def _compiled():
+    """Kernels run compiled, as they do under the command."""
+    with triton_cpu.enabled():
+        yield
+
+
+@pytest.mark.usefixtures("_compiled")
 def test_the_adapter_is_a_target_that_can_be_verified(adapter):
     target = adapter.MyTarget()
     assert isinstance(target, RunnerTarget)
