@@ -9,7 +9,7 @@ where the logarithm of the rank is interpolated. The error is of second order in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -185,7 +185,7 @@ class TransformErrors:
         winning_error: largest distance, in nats, of the noise from where its rank belongs, for noise above
             :data:`WINNING`.
         losing_error: likewise for the rest.
-        examples: words with the largest error or without a number, at most 4.
+        examples: words without a number, at most 4.
     """
 
     words: int
@@ -199,7 +199,9 @@ class TransformErrors:
 WINNING = -1.0  # a token whose noise is below it, one in fifteen, wins only among hopeless ones
 
 
-def enumerate_transform(transform: Transform, bits: int, coarse_bits: int) -> TransformErrors:
+def enumerate_transform(
+    transform: Transform, bits: int, coarse_bits: int, share: tuple[int, int] = (0, 1)
+) -> TransformErrors:
     """Look at the words with all values of the leading bits, each with its least and its largest trailing bits.
 
     The transform is compared with the Gumbel quantile of each word's rank: with j words at or above it, noise belongs
@@ -209,30 +211,53 @@ def enumerate_transform(transform: Transform, bits: int, coarse_bits: int) -> Tr
         transform: as in :func:`noise_law`.
         bits: b of each word.
         coarse_bits: how many leading bits to enumerate; all words if that is ``bits`` or more.
+        share: (i, n) for the i-th of n equal parts of the words, counted from 0; see :func:`merged`.
     """
-    leading = min(bits, coarse_bits)
-    trailing, falls = bits - leading, _falls(transform, bits)
-    total = [0, 0, 0, 0.0, 0.0]
-    examples: list[int] = []
-    before = None
-    for start in range(0, 1 << leading, _CHUNK):
-        heads = np.arange(start, min(start + _CHUNK, 1 << leading), dtype=np.uint64) << np.uint64(trailing)
-        words = heads if not trailing else np.stack([heads, heads | np.uint64((1 << trailing) - 1)], 1).ravel()
+    leading, falls = min(bits, coarse_bits), _falls(transform, bits)
+    first, end = ((1 << leading) * (share[0] + step) // share[1] for step in (0, 1))
+    found, before = TransformErrors(0, 0, 0, 0.0, 0.0, ()), None
+    for start in range(first, end, _CHUNK):
+        words = _ends_of_cells(start, min(start + _CHUNK, end), bits - leading)
         noise = transform(words)
-        error = _rank_errors(noise, words, bits, falls)
         ordered = -noise if falls else noise
         line = ordered if before is None else np.append(before, ordered)
-        turns = _turns(line)
-        winning = _quantile(words, bits, falls, 0.5) > WINNING
-        bad = ~np.isfinite(noise)
-        total[0] += words.size
-        total[1] += int(bad.sum())
-        total[2] += int(turns.sum())
-        total[3] = max(total[3], float(error[winning].max(initial=0.0)))
-        total[4] = max(total[4], float(error[~winning].max(initial=0.0)))
-        examples += words[bad][:4].tolist()
+        found = merged([found, _errors(noise, words, bits, falls, int(_turns(line).sum()))])
         before = ordered[-1:]
-    return TransformErrors(int(total[0]), int(total[1]), int(total[2]), total[3], total[4], tuple(examples[:4]))
+    return found
+
+
+def merged(parts: Sequence[TransformErrors]) -> TransformErrors:
+    """What several parts of an enumeration found; a turn between two parts of ``share`` is not among it."""
+    return TransformErrors(
+        sum(part.words for part in parts),
+        sum(part.not_finite for part in parts),
+        sum(part.turns for part in parts),
+        max(part.winning_error for part in parts),
+        max(part.losing_error for part in parts),
+        tuple(word for part in parts for word in part.examples)[:4],
+    )
+
+
+def _ends_of_cells(start: int, stop: int, trailing: int) -> NDArray[np.uint64]:
+    """The first and the last word of each cell of leading bits; one word where there are no trailing bits."""
+    heads = np.arange(start, stop, dtype=np.uint64) << np.uint64(trailing)
+    return heads if not trailing else np.stack([heads, heads | np.uint64((1 << trailing) - 1)], 1).ravel()
+
+
+def _errors(
+    noise: NDArray[np.float64], words: NDArray[np.uint64], bits: int, falls: bool, turns: int
+) -> TransformErrors:
+    error = _rank_errors(noise, words, bits, falls)
+    winning = _quantile(words, bits, falls, 0.5) > WINNING
+    bad = ~np.isfinite(noise)
+    return TransformErrors(
+        words.size,
+        int(bad.sum()),
+        turns,
+        float(error[winning].max(initial=0.0)),
+        float(error[~winning].max(initial=0.0)),
+        tuple(words[bad][:4].tolist()),
+    )
 
 
 _CHUNK = 2**20

@@ -71,20 +71,22 @@ def key_domain(count: int, random: np.random.Generator) -> Keys:
     bit of the seed or the position of one key and of others near it, the rest is random over all 64 and 31 bits.
 
     Args:
-        count: N, at least 512. A few less are returned where keys coincide.
+        count: N, at least 512.
         random: source.
     """
     if count < 512:
         raise ArgumentError(f"count={count}", "at least 512 keys", "the patterns do not fit into fewer", "2**18 keys")
-    parts = [_square(count // 4, random), _flips(count // 4, random)]
-    rest = count - sum(part.count for part in parts)
-    parts.append(Keys(random.integers(0, 2**64, rest, dtype=np.uint64), random.integers(0, 2**31, rest)))
-    seeds = np.concatenate([part.seeds for part in parts])
-    positions = np.concatenate([part.positions for part in parts])
+    patterns = [_square(count // 4, random), _flips(count // 4, random)]
+    seeds = np.concatenate([part.seeds for part in patterns])
+    positions = np.concatenate([part.positions for part in patterns])
     order = np.lexsort((positions, seeds))
     seeds, positions = seeds[order], positions[order]
     new = np.append(True, (seeds[1:] != seeds[:-1]) | (positions[1:] != positions[:-1]))
-    return Keys(seeds[new], positions[new])
+    rest = count - int(new.sum())
+    return Keys(
+        np.append(seeds[new], random.integers(0, 2**64, rest, dtype=np.uint64)),
+        np.append(positions[new], random.integers(0, 2**31, rest)),
+    )
 
 
 def _square(count: int, random: np.random.Generator) -> Keys:

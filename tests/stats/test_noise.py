@@ -5,7 +5,15 @@ import pytest
 
 from mrv2.stats.errors import ArgumentError
 from mrv2.stats.gof import binomial_test
-from mrv2.stats.noise import enumerate_transform, noise_law, tail_error, tail_mass, true_tail_mass, words_of_ranks
+from mrv2.stats.noise import (
+    enumerate_transform,
+    merged,
+    noise_law,
+    tail_error,
+    tail_mass,
+    true_tail_mass,
+    words_of_ranks,
+)
 
 from .noises import exact_64, flip_31, middle_32, race_24, top_24
 
@@ -120,6 +128,11 @@ def test_enumeration_finds_what_is_wrong():
     assert 1e-3 < enumerate_transform(float16, 64, 12).winning_error < 1e-2
     dip = enumerate_transform(dips, 64, 14)
     assert dip.turns == 1 and dip.winning_error == pytest.approx(1e-3, rel=0.1)
+
+
+def test_parts_of_an_enumeration_are_its_whole():
+    parts = [enumerate_transform(exact_64, 64, 10, (part, 3)) for part in range(3)]
+    assert merged(parts) == enumerate_transform(exact_64, 64, 10)
 
 
 def test_a_turn_between_two_chunks_is_seen(monkeypatch):
