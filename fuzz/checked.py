@@ -42,7 +42,13 @@ def checked_output(
     for name in draws:
         _check_counts(name, output.token_ids[name], output.logprobs[name], 1 + drafts.get(name, 0))
     tokens = {name: tuple(_token(name, token, vocab_size) for token in output.token_ids[name]) for name in draws}
-    return StepOutput(tokens, {name: tuple(_logprob(name, value) for value in output.logprobs[name]) for name in draws})
+    logprobs = {name: tuple(_logprob(name, value) for value in output.logprobs[name]) for name in draws}
+    # Targets that do not speculate may know nothing of proposals.
+    proposals = {
+        name: tuple(_token(name, token, vocab_size) for token in proposed)
+        for name, proposed in getattr(output, "drafts", {}).items()
+    }
+    return StepOutput(tokens, logprobs, drafts=proposals)
 
 
 def _check_counts(name: str, tokens: Any, logprobs: Any, most: int) -> None:

@@ -46,23 +46,28 @@ def schema_grammar(schema: dict[str, Any]) -> Grammar:
 
 
 def random_grammar(draw: random.Random) -> Grammar:
-    """Mostly a schema; sometimes an expression, or a grammar with a rule that calls itself."""
+    """Mostly a schema; sometimes an expression, a grammar of several rules, or a text that repeats itself.
+
+    What repeats itself is what n-gram drafts foretell.
+    """
     kind = draw.randrange(8)
     if kind == 0:
-        return Grammar("regex", draw.choice(("(ab|c){1,6}", "[0-9]{2}-[a-f]{3}", "x|y{5}z?")))
+        return Grammar("regex", draw.choice(("(ab|c){1,6}", "[0-9]{2}-[a-f]{3}", "x|y{5}z?", "(north ){2,5}")))
     if kind == 1:
         return Grammar("ebnf", 'root ::= "(" item ")"\nitem ::= [a-z] | "[" [0-9] "]"')
+    if kind == 2:
+        return schema_grammar({"type": "array", "items": {"enum": ["north", "south"]}, "minItems": 2, "maxItems": 6})
     return schema_grammar(random_schema(draw))
 
 
-def grammar_workload(seed: int, count: int, share: float = 0.75, **settings: int) -> Workload:
+def grammar_workload(seed: int, count: int, share: float = 0.75, **settings: int | str) -> Workload:
     """Overlapping requests, most of them with a grammar, some of them preempted or aborted.
 
     Args:
         seed: of everything.
         count: number of requests.
         share: of them that has a grammar.
-        settings: further fields of the runner's configuration.
+        settings: further fields of the runner's configuration, such as ``speculation``.
     """
     draw = random.Random(seed)
     requests = tuple(_request(draw, index, draw.random() < share) for index in range(count))

@@ -69,6 +69,7 @@ class Step:
         arrived: tokens of requests with a grammar that were drawn by earlier steps and have arrived on the host, in
             order, each once. Before such a request draws again, all of its tokens must have arrived. One in ``new``
             brings its tokens itself.
+        draft_tokens: the drafts of requests with a grammar, as an output has shown them; as many as ``drafts`` says.
         verified: drafts of earlier steps whose outcome the scheduler has learnt since the last step: of each live
             request, how many there were and how many of them were rejected. Until then they count as accepted.
     """
@@ -81,6 +82,7 @@ class Step:
     drafts: Mapping[str, int] = field(default_factory=dict)
     block_copies: tuple[tuple[int, int], ...] = ()
     arrived: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    draft_tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     verified: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -112,7 +114,8 @@ class LogitsFault:
         nan_count: logits that are NaN; they are treated as minus infinity.
         first_nan: lowest token id among them; None if there are none.
         exhausted: every token was minus infinity or forbidden; the token drawn is id 0.
-        index: which of the step's tokens of the request it was; the first with a fault.
+        index: which of the step's tokens of the request it was; the first that was drawn from nothing, or else the
+            first with NaN.
     """
 
     nan_count: int
@@ -134,6 +137,7 @@ class StepOutput:
         prompt_logprobs: of requests that ask for them, one entry for each token of the prompt, None for the first,
             with the request's first output.
         faults: of requests whose logits had one.
+        drafts: tokens proposed for the next step of each request with a grammar; those of others stay on the device.
     """
 
     token_ids: Mapping[str, tuple[int, ...]]
@@ -141,6 +145,7 @@ class StepOutput:
     top_logprobs: Mapping[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     prompt_logprobs: Mapping[str, tuple[TokenLogprobs | None, ...]] = field(default_factory=dict)
     faults: Mapping[str, LogitsFault] = field(default_factory=dict)
+    drafts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

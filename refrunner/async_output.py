@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from torch import Tensor
+
 from .api import LogitsFault, StepOutput, TokenLogprobs
-from .device import Device
+from .device import Device, Event
 from .input_batch import InputBatch
 from .sampling.logprobs import LogprobReport
 from .sampling.prompt_logprobs import PromptReport
@@ -40,7 +44,18 @@ class AsyncOutput:
         counts = () if sampled.num_emitted is None else (sampled.num_emitted,)
         self._num_counts = len(counts)
         self._copies, self._done = device.download((sampled.sampled.result, sampled.logprobs, *counts, *report))
+        self._drafts: tuple[Mapping[str, int], Tensor, Event] | None = None
         self._output: StepOutput | None = None
+
+    def add_drafts(self, device: Device, places: Mapping[str, int], drafts: Tensor) -> None:
+        """Enqueue the download of proposals that the host needs to know; behind that of the tokens.
+
+        Args:
+            places: requests that are to be told, each with its place in the batch.
+            drafts: int32 [N, K] on the device; -1 behind the last one of each request.
+        """
+        (copy,), done = device.download((drafts,))
+        self._drafts = places, copy, done
 
     def result(self) -> StepOutput:
         """Wait for the copies; later calls return the same output."""
@@ -54,6 +69,7 @@ class AsyncOutput:
                 top_logprobs=self._top_logprobs(rows),
                 prompt_logprobs={report.request_id: report.entries() for report in self._prompts},
                 faults=self._faults(rows),
+                drafts=self._proposals(),
             )
         return self._output
 
@@ -69,11 +85,21 @@ class AsyncOutput:
         _, nan_counts, first_nans, exhausted = self._copies[0].tolist()
         faults = {}
         for name, (begin, end) in rows.items():
-            faulty = next((row for row in range(begin, end) if nan_counts[row] or exhausted[row]), None)
+            faulty = next((row for row in range(begin, end) if exhausted[row]), None)
+            if faulty is None:
+                faulty = next((row for row in range(begin, end) if nan_counts[row]), None)
             if faulty is not None:
                 first_nan = first_nans[faulty] if nan_counts[faulty] else None
                 faults[name] = LogitsFault(nan_counts[faulty], first_nan, bool(exhausted[faulty]), faulty - begin)
         return faults
+
+    def _proposals(self) -> dict[str, tuple[int, ...]]:
+        if self._drafts is None:
+            return {}
+        places, copy, done = self._drafts
+        done.synchronize()
+        rows = copy.tolist()
+        return {name: tuple(token for token in rows[index] if token >= 0) for name, index in places.items()}
 
     def _top_logprobs(self, rows: dict[str, tuple[int, int]]) -> dict[str, tuple[TokenLogprobs, ...]]:
         reports = self._copies[2 + self._num_counts :]

@@ -36,7 +36,7 @@ def tensor_bytes(config: RunnerConfig, model: LlamaConfig) -> int:
     prompts = rows * config.max_model_len * 4
     states = padded(COUNTERS * 4 * rows, ALIGNMENT) + padded(prompts, ALIGNMENT) + table_bytes(config, model.vocab_size)
     states += prompts if config.prompt_tokens == "uva" else 0
-    states += mask_bytes(rows, model.vocab_size) if config.grammars else 0
+    states += mask_bytes(config.max_logits, model.vocab_size) if config.grammars else 0
     groups = KVGroups.of_layers(model.layer_windows)
     tables = len(groups.windows) * ((rows + requests) * columns * 4 + tokens * 8 + 4)
     inputs = tokens * (4 + 8) + requests * 4 + (requests + 1) * 4

@@ -143,7 +143,7 @@ class ModelRunner:
         hidden = self._forward(batch, None)
         self._model.compute_logits(hidden[: self.config.prompt_logprobs_chunk])  # often more than those of all draws
         logits = self._model.compute_logits(hidden[: self.config.max_logits])
-        self._grammar.warm_up(logits)
+        self._grammar.warm_up(logits, self._states)
         sampled = self._sampler.warm_up(logits, batch, self._states)
         self._states.warm_up()
         self._builder.block_tables.warm_up()
@@ -221,11 +221,13 @@ class ModelRunner:
             return EmptyOutput()
         self.batch = self._builder.build(layout, self._states, upload)
         hidden = self._forward(self.batch, graph)
-        self._grammar.upload(self._drawing(step, self.batch))
+        self._grammar.upload(self._drawing(step, self.batch), step.draft_tokens)
         sampled = self._sample(self.batch, hidden)
         prompts = self._prompt_logprobs.advance(self.batch, hidden, self._model.compute_logits, self._states)
         output = self._download(step, self.batch, sampled, prompts)
         self._post_update(step, self.batch, sampled, hidden)
+        if self._proposer is not None and isinstance(output, AsyncOutput):
+            self._grammar.download_drafts(output, self.batch, self._states)
         return output
 
     def _checked(self, step: Step) -> Step:

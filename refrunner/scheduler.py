@@ -47,6 +47,7 @@ class TrackedRequest:
         lives: how often it has got a row; an output corrects only the counters of the life it was scheduled in.
         was_preempted: whether it has lost its row before.
         num_told: leading tokens whose values the runner has.
+        proposed: drafts behind ``token_ids``, with a grammar; those of other requests are known to the device alone.
         finish_reason: once it is over, ``"stop"``, ``"length"``, ``"abort"``, or ``"error"`` if its grammar left
             nothing to draw.
     """
@@ -68,6 +69,7 @@ class TrackedRequest:
     lives: int = 0
     was_preempted: bool = False
     num_told: int = 0
+    proposed: tuple[int, ...] = ()
     finish_reason: str | None = None
 
     @property
@@ -85,17 +87,25 @@ class TrackedRequest:
         """Generated tokens that have arrived."""
         return tuple(self.token_ids[self.prompt_len :])
 
-    def take(self, output: StepOutput) -> None:
-        """Add what a step has drawn for this request, up to a stop token."""
+    def take(self, output: StepOutput) -> bool:
+        """Add what a step has drawn for this request, up to a stop token.
+
+        Returns:
+            False if its grammar left nothing to draw from: what was drawn then is no token of its text.
+        """
         name, tokens = self.request_id, output.token_ids[self.request_id]
         stops = (index for index, token in enumerate(tokens) if token in self.sampling.stop_token_ids)
-        count = next(stops, len(tokens) - 1) + 1
-        if name in output.faults and output.faults[name].index < count:
-            self.faults[len(self.token_ids) - self.prompt_len + output.faults[name].index] = output.faults[name]
+        count, fault = next(stops, len(tokens) - 1) + 1, output.faults.get(name)
+        stuck = self.sampling.grammar is not None and fault is not None and fault.exhausted and fault.index < count
+        if fault is not None and stuck:
+            count = fault.index
+        elif fault is not None and fault.index < count:
+            self.faults[len(self.token_ids) - self.prompt_len + fault.index] = fault
         self.token_ids.extend(tokens[:count])
         self.logprobs.extend(output.logprobs[name][:count])
         self.top_logprobs.extend(output.top_logprobs.get(name, ())[:count])
         self.prompt_logprobs = output.prompt_logprobs.get(name, self.prompt_logprobs)
+        return not stuck
 
 
 @dataclass(frozen=True)
@@ -132,11 +142,12 @@ class _Decision:
     new: list[NewRequest] = field(default_factory=list)
     arrived: dict[str, tuple[int, ...]] = field(default_factory=dict)
     drafts: dict[str, int] = field(default_factory=dict)
+    draft_tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def add(self, request: TrackedRequest, count: int, blocks: tuple[tuple[int, ...], ...], drafts: int = 0) -> None:
         """Schedule ``count`` tokens of a request, the last ``drafts`` of them drafts; it gets ``blocks``.
 
-        A grammar is told what has arrived.
+        A grammar is told what has arrived, and the drafts.
         """
         self.scheduled[request.request_id] = count
         self.budget -= count
@@ -146,7 +157,9 @@ class _Decision:
             self.new_blocks[request.request_id] = blocks
         if request.sampling.grammar is not None and request.num_told < len(request.token_ids):
             self.arrived[request.request_id] = tuple(request.token_ids[request.num_told :])
-        request.num_told = len(request.token_ids)
+        if request.sampling.grammar is not None and drafts:
+            self.draft_tokens[request.request_id] = request.proposed[:drafts]
+        request.num_told, request.proposed = len(request.token_ids), ()
 
 
 class Scheduler:
@@ -230,6 +243,7 @@ class Scheduler:
         self._running.remove(request)
         self._release_blocks(request)
         request.num_computed = request.unverified = 0
+        request.proposed = ()
         request.was_preempted = True
         insort(self._waiting, request, key=_turn)
         self._preempted_since_last_step.append(request_id)
@@ -252,6 +266,7 @@ class Scheduler:
             drafts=decision.drafts,
             block_copies=self._blocks.take_copies(),
             arrived=decision.arrived,
+            draft_tokens=decision.draft_tokens,
             verified=dict(self._verified_since_last_step),
         )
         self._verified_since_last_step.clear()
@@ -269,14 +284,15 @@ class Scheduler:
                 self._correct(draw, draw.drafts + 1 - len(output.token_ids[request.request_id]))
             # A request may have ended while its draw was in flight: aborted, or stopped by an earlier token.
             if request.finish_reason is None:
-                self._take(request, output)
+                self._take(draw, output)
 
-    def _take(self, request: TrackedRequest, output: StepOutput) -> None:
-        fault = output.faults.get(request.request_id)
-        if request.sampling.grammar is not None and fault is not None and fault.exhausted:
-            self._finish(request, "error")  # what was drawn from nothing is no token of the text
+    def _take(self, draw: _Draw, output: StepOutput) -> None:
+        request = draw.request
+        if not request.take(output):
+            self._finish(request, "error")
             return
-        request.take(output)
+        if draw.life == request.lives and request in self._running:  # or its row is gone, and the drafts with it
+            request.proposed = output.drafts.get(request.request_id, ())
         self._finish_if_complete(request)
 
     def _correct(self, draw: _Draw, rejected: int) -> None:
@@ -306,12 +322,13 @@ class Scheduler:
     def _drafts_that_fit(self, request: TrackedRequest, end: int, budget: int) -> int:
         """Drafts behind position ``end``: none that could overshoot the request's end, and none at another's cost.
 
-        A grammar's masks are made for one token at a time.
+        With a grammar only those that the host has seen, since each has a mask of its own.
         """
-        if request.num_computed < request.prefill_len or request.sampling.grammar is not None:
+        if request.num_computed < request.prefill_len:
             return 0
         longest = min(request.prompt_len + request.sampling.max_tokens, self._config.max_model_len)
-        drafts = max(0, min(self._config.drafts, budget, longest - 1 - end))
+        most = self._config.drafts if request.sampling.grammar is None else len(request.proposed)
+        drafts = max(0, min(most, budget, longest - 1 - end))
         while drafts and self._blocks.missing(request.blocks, end + drafts) > self._blocks.pool.num_free:
             drafts -= 1
         return drafts

@@ -21,7 +21,9 @@ def plain_step(step: object) -> Step:
         StepError: a part is missing or of the wrong type. A float would be cut to a whole number somewhere below, and
             a text taken for the sequence of its characters.
     """
-    finished, preempted, new, scheduled, new_blocks, drafts, copies, arrived, verified = _parts(step, Step, "step")
+    finished, preempted, new, scheduled, new_blocks, drafts, copies, arrived, tokens, verified = _parts(
+        step, Step, "step"
+    )
     return Step(
         finished=tuple(_request_id(name, "Step.finished") for name in _sequence(finished, "Step.finished")),
         preempted=tuple(_request_id(name, "Step.preempted") for name in _sequence(preempted, "Step.preempted")),
@@ -33,10 +35,8 @@ def plain_step(step: object) -> Step:
         },
         drafts=_counts(drafts, "Step.drafts"),
         block_copies=tuple(_pair(copy, "Step.block_copies") for copy in _sequence(copies, "Step.block_copies")),
-        arrived={
-            name: _whole_numbers(tokens, f"Step.arrived[{shown(name)}]")
-            for name, tokens in _mapping(arrived, "Step.arrived").items()
-        },
+        arrived=_tokens(arrived, "Step.arrived"),
+        draft_tokens=_tokens(tokens, "Step.draft_tokens"),
         verified={
             name: _pair(outcome, f"Step.verified[{shown(name)}]")
             for name, outcome in _mapping(verified, "Step.verified").items()
@@ -79,6 +79,10 @@ def _mapping(value: object, place: str) -> dict[str, Any]:
 
 def _counts(value: object, place: str) -> dict[str, int]:
     return {name: _whole(count, f"{place}[{shown(name)}]") for name, count in _mapping(value, place).items()}
+
+
+def _tokens(value: object, place: str) -> dict[str, tuple[int, ...]]:
+    return {name: _whole_numbers(ids, f"{place}[{shown(name)}]") for name, ids in _mapping(value, place).items()}
 
 
 def _block_groups(value: object) -> dict[str, Sequence[Any]]:

@@ -11,8 +11,10 @@ MASKS = (
     Mutation(
         "mask_row_off_by_one",
         "grammar/stage.py",
-        "        self._masks.upload([row for _, row in mine], masks)\n",
-        "        self._masks.upload([(row + 1) % len(drawing) for _, row in mine], masks)\n",
+        "        self._masks.upload(places, masks)\n",
+        "        rows = [row for _, row in drawing]\n"
+        "        later = dict(zip(rows, [*rows[1:], rows[0]], strict=True))\n"
+        "        self._masks.upload([later.get(row, row) for row in places], masks)\n",
         "each mask is applied to the next request's row of logits",
     ),
     Mutation(
@@ -26,11 +28,32 @@ MASKS = (
     Mutation(
         "masks_in_order_of_arrival",
         "grammar/stage.py",
-        "        mine = [(name, row) for name, row in drawing if name in self._matchers]\n",
+        "        mine = [(name, row, drafts.get(name, ())) for name, row in drawing if name in self._matchers]\n",
         "        row_of = dict(drawing)\n"
-        "        mine = [(name, row) for name, (_, row) in\n"
+        "        mine = [(name, row, drafts.get(name, ())) for name, (_, row) in\n"
         "                zip((n for n in self._matchers if n in row_of), drawing, strict=False)]\n",
         "masks are counted through from the first row, as if every request had one",
+    ),
+    Mutation(
+        "masks_counted_by_trimmed_drafts",
+        "grammar/stage.py",
+        "            first += 1 + len(tokens)\n",
+        "            first += 1 + self._matchers[name].fitting(tokens)\n",
+        "masks are laid down by the drafts that fit a grammar, and read by those that were scheduled",
+    ),
+    Mutation(
+        "mask_of_the_first_draft_for_all",
+        "grammar/compiler.py",
+        "            self._state.consume_token(drafts[place])\n",
+        "",
+        "every draft is judged by the mask of the first one",
+    ),
+    Mutation(
+        "drafts_not_rolled_back",
+        "grammar/compiler.py",
+        "        self._state.rollback(fitting)\n",
+        "",
+        "a matcher stays behind the drafts, whether or not they are accepted",
     ),
     Mutation(
         "vocabulary_of_the_first_words",

@@ -97,7 +97,7 @@ class Matcher:
 
     def __init__(self, state: Any, stop_token_ids: Sequence[int], vocab_size: int) -> None:
         self._state = state
-        self._stops = frozenset(stop_token_ids)
+        self._stops, self._size = frozenset(stop_token_ids), vocab_size
         self._end = divmod(vocab_size, _BITS)
         self._words = np.zeros(mask_words(vocab_size + 1), dtype=np.uint32)
         self._stop_bits = np.zeros(mask_words(vocab_size), dtype=np.uint32)
@@ -107,8 +107,8 @@ class Matcher:
 
     def fitting(self, tokens: Sequence[int]) -> int:
         """How many of the tokens, from the first one on, continue the text; the state stays."""
-        stop = next((place for place, token in enumerate(tokens) if token in self._stops), len(tokens))
-        fitting: int = self._state.validate_tokens(list(tokens[:stop]))
+        no_text = (place for place, token in enumerate(tokens) if token in self._stops or not 0 <= token < self._size)
+        fitting: int = self._state.validate_tokens(list(tokens[: next(no_text, len(tokens))]))
         return fitting
 
     def advance(self, tokens: Sequence[int]) -> None:

@@ -6,12 +6,18 @@ import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..api import NewRequest, Step
+from ..async_output import AsyncOutput
 from ..config import RunnerConfig
 from ..device import Device
 from ..errors import RequestError, StepError
+from ..input_batch import InputBatch
+from ..kernels.token_mask import list_drafts
+from ..request_states import RequestStates
+from ..sampling.blocks import power_of_two
 from ..sampling.tables import mask_words
 from .compiler import GrammarCompiler, Matcher
 from .masks import TokenMasks
@@ -29,7 +35,8 @@ class GrammarStage:
     def __init__(self, config: RunnerConfig, device: Device, compiler: GrammarCompiler, vocab_size: int) -> None:
         self._compiler = compiler
         self._words = mask_words(vocab_size)
-        self._masks = TokenMasks(device, config.max_num_reqs, vocab_size)
+        self._device, self._most_drafts = device, config.drafts
+        self._masks = TokenMasks(device, config.max_logits, vocab_size)
         self._matchers: dict[str, Matcher] = {}
         self._prompt_len: dict[str, int] = {}
         self._entering: dict[str, Matcher] = {}
@@ -39,8 +46,8 @@ class GrammarStage:
 
         Args:
             step: checked otherwise.
-            computed: tokens computed so far of every live request.
-            total: tokens drawn or given so far of every live request.
+            computed: tokens computed so far of every live request, rejected drafts of ``step.verified`` included.
+            total: tokens drawn or given so far of every live request, likewise.
 
         Raises:
             StepError: names the request and the rule.
@@ -51,10 +58,11 @@ class GrammarStage:
             if name not in self._matchers or name in entering:
                 raise _no_grammar(name)
             _require_fit(name, self._matchers[name], tokens)
+        self._check_drafts(step)
         for name, count in step.scheduled.items():
             if name in self._matchers and name not in entering and computed[name] + count >= total[name]:
                 known = self._prompt_len[name] + self._matchers[name].num_tokens + len(step.arrived.get(name, ()))
-                _require_known(name, known, total[name])
+                _require_known(name, known, total[name] - step.verified.get(name, (0, 0))[1])
 
     def change(self, step: Step) -> None:
         """Take the requests that enter, forget those that leave, and move on by the tokens that have arrived."""
@@ -65,27 +73,68 @@ class GrammarStage:
         for name, tokens in step.arrived.items():
             self._matchers[name].advance(tokens)
 
-    def upload(self, drawing: Sequence[tuple[str, int]]) -> None:
+    def upload(self, drawing: Sequence[tuple[str, int]], drafts: Mapping[str, Sequence[int]]) -> None:
         """Make the masks of a step and enqueue their upload.
 
         Args:
-            drawing: requests whose draws count, each with its first row of logits.
+            drawing: requests whose draws count, each with its first row of logits; those of its drafts follow.
+            drafts: tokens that requests with a grammar verify in this step.
         """
-        mine = [(name, row) for name, row in drawing if name in self._matchers]
-        masks = np.zeros((len(mine), self._words), dtype=np.uint32)
-        for index, (name, _) in enumerate(mine):
-            error = self._matchers[name].write_masks((), masks[index : index + 1])
+        mine = [(name, row, drafts.get(name, ())) for name, row in drawing if name in self._matchers]
+        places = [row + offset for _, row, tokens in mine for offset in range(1 + len(tokens))]
+        masks = np.zeros((len(places), self._words), dtype=np.uint32)
+        first = 0
+        for name, _, tokens in mine:
+            error = self._matchers[name].write_masks(tokens, masks[first : first + 1 + len(tokens)])
+            first += 1 + len(tokens)
             if error:
                 logger.warning("request %r: the grammar library gave up: %s", name, error)
-        self._masks.upload([row for _, row in mine], masks)
+        self._masks.upload(places, masks)
+
+    def download_drafts(self, output: AsyncOutput, batch: InputBatch, states: RequestStates) -> None:
+        """Let the output bring the proposals for requests with a grammar: the host makes masks for them.
+
+        Args:
+            output: of the step that has just been enqueued.
+            batch: its inputs.
+            states: the state table behind it.
+        """
+        mine = [index for index, name in enumerate(batch.request_ids) if name in self._matchers]
+        if not mine:
+            return
+        drafts = self._list_drafts(batch.rows, states)
+        output.add_drafts(self._device, {batch.request_ids[index]: index for index in mine}, drafts)
+
+    def _list_drafts(self, rows: Tensor, states: RequestStates) -> Tensor:
+        """Proposals by request: int32 [N, K]; -1 behind the last one."""
+        most = self._most_drafts
+        drafts = torch.empty(len(rows), most, dtype=torch.int32, device=rows.device)
+        list_drafts[(len(rows),)](
+            rows, states.total_len, states.num_drafts, states.token_ids, states.token_ids.stride(0), drafts, most,
+            DRAFTS=power_of_two(most),
+        )  # fmt: skip
+        return drafts
 
     def apply(self, logits: Tensor) -> None:
         """Forbid tokens; see :meth:`TokenMasks.apply`."""
         self._masks.apply(logits)
 
-    def warm_up(self, logits: Tensor) -> None:
-        """Load the kernel; nothing changes."""
+    def warm_up(self, logits: Tensor, states: RequestStates) -> None:
+        """Load the kernels; nothing changes."""
         self._masks.warm_up(logits)
+        if self._most_drafts:
+            self._list_drafts(torch.empty(0, dtype=torch.int32, device=logits.device), states)
+
+    def _check_drafts(self, step: Step) -> None:
+        for name in {*step.draft_tokens, *(self._matchers.keys() & step.drafts.keys())}:
+            told = step.draft_tokens.get(name, ())
+            if name not in self._matchers or len(told) != step.drafts.get(name, 0):
+                raise StepError(
+                    f"{step.drafts.get(name, 0)} drafts of request {name!r}, Step.draft_tokens[{name!r}]={told!r}",
+                    "of a request with a grammar the runner is told each draft, and of others none",
+                    "behind each draft stands a mask of its own, made on the host",
+                    "the drafts of the request's last output, as many of them as are scheduled",
+                )
 
     def _enter(self, request: NewRequest) -> Matcher | None:
         """A matcher behind everything that the request has generated before."""
@@ -118,19 +167,22 @@ class NoGrammars:
                     "memory for masks is allocated at start, and a grammar that is ignored gives text that breaks it",
                     "RunnerConfig(grammars=True), or SamplingParams(grammar=None)",
                 )
-        for name in step.arrived:
+        for name in (*step.arrived, *step.draft_tokens):
             raise _no_grammar(name)
 
     def change(self, step: Step) -> None:
         """Nothing to keep."""
 
-    def upload(self, drawing: Sequence[tuple[str, int]]) -> None:
+    def upload(self, drawing: Sequence[tuple[str, int]], drafts: Mapping[str, Sequence[int]]) -> None:
         """Nothing to send."""
+
+    def download_drafts(self, output: AsyncOutput, batch: InputBatch, states: RequestStates) -> None:
+        """Nobody to tell."""
 
     def apply(self, logits: Tensor) -> None:
         """Nothing is forbidden."""
 
-    def warm_up(self, logits: Tensor) -> None:
+    def warm_up(self, logits: Tensor, states: RequestStates) -> None:
         """Nothing to load."""
 
 
@@ -157,7 +209,7 @@ def _require_known(name: str, known: int, total: int) -> None:
 
 def _no_grammar(name: str) -> StepError:
     return StepError(
-        f"Step.arrived[{name!r}]",
+        f"tokens of request {name!r} in Step.arrived or Step.draft_tokens",
         "only a live request with a grammar, that does not enter in this step, is told its tokens",
         "others need none on the host, and one that enters brings its tokens itself",
         "no entry for it",

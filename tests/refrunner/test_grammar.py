@@ -224,6 +224,9 @@ REFUSED = {
     "is told too much": (ENTER, Step(scheduled={"a": 1}, arrived={"a": tuple(b"ab")})),
     "is told a token that its grammar forbids": (ENTER, Step(scheduled={"a": 1}, arrived={"a": (ord("x"),)})),
     "goes on after its end": (ENTER, Step(scheduled={"a": 1}, arrived={"a": (STOP,)})),
+    "is told drafts that are not scheduled": (
+        ENTER, Step(scheduled={"a": 1}, arrived={"a": (ord("a"),)}, draft_tokens={"a": (ord("b"),)}),
+    ),
     "is told twice what it brings": (None, replace(ENTER, arrived={"a": (ord("a"),)})),
     "is not there": (None, Step(arrived={"b": (1,)})),
     "comes back with a broken text": (
@@ -240,7 +243,7 @@ def test_a_step_that_does_not_fit_a_grammar_is_refused_and_changes_nothing(runne
     before, refused = REFUSED[case]
     if before is not None:
         runner.execute(before)
-    with pytest.raises(StepError, match=r"request '[ab]'|Step\.arrived"):
+    with pytest.raises(StepError, match=r"request '[ab]'"):
         runner.execute(refused)
     assert runner.invariants() == []
     if before is not None:

@@ -73,12 +73,15 @@ def tokens(trace):
     return {name: result.token_ids for name, result in trace.results.items()}
 
 
+NGRAM = {"speculation": "ngram", "num_drafts": 3}
+
+
 @pytest.mark.parametrize(
-    ("seed", "settings"), [(0, {}), (3, {"poison": True, "pad_to": 4}), (5, {"attention": "triton"})]
+    ("seed", "settings"), [(0, {}), (3, {"poison": True, "pad_to": 4}), (5, {"attention": "triton"}), (6, NGRAM)]
 )
 def test_tokens_and_logprobs_are_the_oracles(judge, seed, settings):
-    load = grammar_workload(seed, 10)
-    trace = run(load, **settings)
+    load = grammar_workload(seed, 10, **settings)
+    trace = run(load)
     assert (trace.crash, trace.mismatch, trace.broken) == (None, None, [])
     judged = judge(load, trace)
     assert judged.findings == []
@@ -87,9 +90,25 @@ def test_tokens_and_logprobs_are_the_oracles(judge, seed, settings):
     assert {request.sampling.grammar is None for request in load.requests} == {True, False}
 
 
-@pytest.mark.parametrize("schedule", ["late", "random:1", "starve:0", "starve:1", "starve:2"])
-def test_the_virtual_device_draws_the_same_without_a_race(schedule):
-    load = grammar_workload(1, 5)
+@pytest.mark.parametrize("num_drafts", [1, 3, 7])
+def test_drafts_change_no_token(num_drafts):
+    trace = run(grammar_workload(9, 8, speculation="ngram", num_drafts=num_drafts))
+    assert (trace.crash, trace.mismatch, trace.broken) == (None, None, [])
+    accepted = [len(tokens) - 1 for step in trace.steps for tokens in step.arrived.values()]
+    verified = [len(tokens) for step in trace.steps for tokens in step.draft_tokens.values()]
+    assert 0 < sum(accepted) < sum(verified)
+    assert max(verified) == num_drafts and trace.counts["resumed"]
+    plain = tokens(run(grammar_workload(9, 8)))
+    ended = {name: result for name, result in trace.results.items() if result.finish_reason != "abort"}
+    assert {name: result.token_ids for name, result in ended.items()} == {name: plain[name] for name in ended}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "settings"),
+    [("late", {}), ("random:1", {}), ("starve:0", {}), ("starve:2", {}), ("late", NGRAM), ("starve:1", NGRAM)],
+)
+def test_the_virtual_device_draws_the_same_without_a_race(schedule, settings):
+    load = grammar_workload(1, 5, **settings)
     program = RunnerProgram(ReferenceTarget(), load)
     with virtual_device(schedule) as device:
         found = program()
@@ -124,10 +143,10 @@ def check_text(grammar, token_ids):
 
 
 def test_every_text_parses_and_validates(checkpoint):
-    """Random schemas, mixed with requests that have none; preempted, aborted, several steps in flight."""
+    """Random schemas, mixed with requests that have none; preempted, aborted, several steps in flight, with drafts."""
     checked = resumed = 0
     for seed in range(-(-REQUESTS // 40)):
-        load = grammar_workload(100 + seed, 40)
+        load = grammar_workload(100 + seed, 40, **(NGRAM if seed % 2 == 0 else {}))
         compiler = GrammarCompiler(BYTES, VOCAB_SIZE)
         # Without snapshots, each of which would take as long as a step.
         runner = ModelRunner(RunnerConfig(**load.capacities), checkpoint.config, checkpoint.tensors, compiler)
@@ -201,7 +220,8 @@ def test_both_edges_and_the_question_to_the_slot_are_needed():
 
 # Faults
 
-MUTANT_LOAD = grammar_workload(22, 8)
+# The first has two requests with drafts in one step, and accepted ones; the second resumes in the middle of a text.
+LOADS = [grammar_workload(seed, 8, **NGRAM) for seed in (9, 22)]
 
 
 class StageOf(ReferenceTarget):
@@ -228,13 +248,15 @@ class StageOf(ReferenceTarget):
 @pytest.mark.parametrize("mutation", MASKS, ids=lambda mutation: mutation.name)
 def test_a_planted_fault_is_found(judge, mutation):
     with mutated_package(mutation) as package:
-        trace = run(MUTANT_LOAD, StageOf(package))
-    assert trace.crash or judge(MUTANT_LOAD, trace).findings
+        assert any(is_wrong(judge, load, run(load, StageOf(package))) for load in LOADS)
 
 
-def test_the_workload_of_the_faults_has_none_without_them(judge):
-    trace = run(MUTANT_LOAD)
-    assert (trace.crash, judge(MUTANT_LOAD, trace).findings) == (None, [])
+def is_wrong(judge, load, trace):
+    return trace.crash is not None or bool(judge(load, trace).findings)
+
+
+def test_the_workloads_of_the_faults_have_none_without_them(judge):
+    assert not any(is_wrong(judge, load, run(load)) for load in LOADS)
 
 
 def masks_at_once(package):

@@ -295,7 +295,7 @@ def busy(make_runner):
 def state_of(runner):
     """Everything that a step may change, on the host and on the device."""
     states, tables, sampling = runner._states, runner._builder.block_tables, runner._sampler.tables
-    written = (states._counters, states._token_ids, *sampling._all, tables._table)
+    written = (states._counters, states._token_ids, *sampling._tables._tables.values(), tables._table)
     return {
         "rows": (dict(states.row_of), list(states.free_rows)),
         "counts": (
