@@ -30,6 +30,7 @@ from .metadata import facts_of, source_of
 from .numpy_loops import Loop, loop
 from .recorder import recorder
 from .stable_text import Unstable
+from .support import support
 from .variants import Variant
 
 #: Loop iterations over few lanes that one program may do; one over wide blocks counts as several (emit/fuel.py). Real
@@ -63,8 +64,9 @@ class CompiledKernel:
         self.name = name
         self.source = source
         self.pack = Packer(kinds).pack
-        self._run = library.run_grid
-        self._run.argtypes = (ctypes.c_void_p, ctypes.c_char_p, *(ctypes.c_int32,) * 3, ctypes.c_void_p)
+        self._library = library
+        self._kernel = ctypes.addressof(ctypes.c_char.in_dll(library, "kernel"))
+        self._run = support().run_grid
         self._loops = (Loop * len(source.loops))(*(loop(*found) for found in source.loops))
         self._loops_address = ctypes.addressof(self._loops) if source.loops else None
         self._kinds = bytes(map(_kind, source.sites))
@@ -102,7 +104,7 @@ class CompiledKernel:
             raise OverflowError(f"{self.name}: a grid of {grid} has 2**31 programs or more")
         mine = recorder()
         mine.begin(self.source.sites, grid, blocks, self._loops_address, fuel, self._fills(masked_lanes), log_limit)
-        self._run(mine.address, arguments, x, y, z, None if order is None else order.ctypes.data)
+        self._run(self._kernel, mine.address, arguments, x, y, z, None if order is None else order.ctypes.data)
         return mine.take(self.name, self._kinds)
 
     def _fills(self, masked_lanes: MaskedLanes) -> bytes:
@@ -191,4 +193,5 @@ def printed(variant: Variant) -> str:
 def text_of(source: Source, audit: bool) -> str:
     """The whole C file of a source."""
     switch = "#define MRV2_AUDIT\n" if audit else ""
-    return f'{switch}#include "launch.h"\n{source.text}\n#include "grid.h"\n'
+    kernel = f"const Kernel kernel = {{program, {source.scratch}, {len(source.sites)}, {int(audit)}}};"
+    return f'{switch}#include "launch.h"\n{source.text}\n{kernel}\n'

@@ -88,15 +88,14 @@ class Recorder:
 
     Args:
         release: frees the buffers of a structure.
-        runtime: address of what checked kernels call.
 
     Attributes:
         address: of the structure in C.
     """
 
-    def __init__(self, release: Callable[[int], None], runtime: int) -> None:
+    def __init__(self, release: Callable[[int], None]) -> None:
         self._release = release
-        self._launch = Launch(runtime=runtime)
+        self._launch = Launch()
         self.address = ctypes.addressof(self._launch)
         self._print = _PRINT(self._printed)
         self._launch.print = ctypes.cast(self._print, ctypes.c_void_p).value
@@ -192,7 +191,7 @@ def recorder() -> Recorder:
     """The one of this thread."""
     found: Recorder | None = getattr(_thread, "recorder", None)
     if found is None:
-        found = _thread.recorder = Recorder(support().release, support().runtime)
+        found = _thread.recorder = Recorder(support().release)
     return found
 
 

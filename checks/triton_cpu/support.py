@@ -1,4 +1,4 @@
-"""C that all kernels share: what checked ones call (``runtime/access.c``), what looks at records (``conflicts.c``)."""
+"""C that all kernels share, in ``runtime``: ``grid.c`` runs them, ``access.c`` they call, ``conflicts.c`` is for records."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from .build import shared_object
 
 
 class Support:
-    """Merges and sweeps records; holds what checked kernels call.
+    """Runs kernels; merges and sweeps their records.
 
     Records and kinds are the bytes of the C arrays, so nothing is converted: a ``Record`` each, and one byte for each
     site that says what it does to memory.
 
     Attributes:
+        run_grid: runs a grid; takes the addresses of C's ``Kernel`` and ``Launch``, the arguments, three extents, and
+            the address of the order or None.
         release: gives back what a launch allocated; takes the address of its structure.
-        runtime: address of C's ``Runtime``.
     """
 
     def __init__(self) -> None:
-        text = '#include "access.c"\n#include "conflicts.c"\n'
+        text = '#include "access.c"\n#include "grid.c"\n#include "conflicts.c"\n'
         library, _ = shared_object("what all kernels share", "support", lambda: (text, {}))
         self._merged = _function(library.merged, ctypes.c_int32, ctypes.c_void_p)
         self._disputed = _function(library.disputed, ctypes.c_void_p)
         self._touching = library.touching
         self._touching.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
         self._touching.restype = ctypes.c_int64
-        self.runtime = ctypes.addressof(ctypes.c_char.in_dll(library, "runtime"))
-        self._library = library
+        self.run_grid: Any = library.run_grid
+        self.run_grid.argtypes = (*(ctypes.c_void_p,) * 2, ctypes.c_char_p, *(ctypes.c_int32,) * 3, ctypes.c_void_p)
         self.release: Any = library.release
         self.release.argtypes = (ctypes.c_void_p,)
         self.release.restype = None

@@ -46,19 +46,29 @@ def small(a_ptr, b_ptr, c_ptr, n, BLOCK: tl.constexpr):
     tl.store(c_ptr + lanes, tl.load(a_ptr + lanes, mask=lanes < n) + tl.load(b_ptr + lanes, mask=lanes < n), lanes < n)
 
 
+SAMPLING = [
+    SamplingParams(max_tokens=4),
+    SamplingParams(max_tokens=4, temperature=1.0, seed=1, logprobs=3, prompt_logprobs=1),
+    SamplingParams(max_tokens=4, temperature=2.5, seed=1, top_k=20, top_p=0.8, min_p=0.01, logprobs=-1),
+    SamplingParams(max_tokens=4, repetition_penalty=1.3, bad_words=((1,), (2, 3)), logit_bias=((7, 1.5),)),
+]
+
+
 def launches_of_the_runner() -> list[Launch]:
-    """The first launch of each kernel in a greedy and a sampled decode of four requests on the tiny model."""
+    """The first launch of each kernel in a generation of four requests on the tiny model, all features among them."""
     found: dict[str, Launch] = {}
     stock = JITFunction.run
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        copies = tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in args)
-        found.setdefault(self.__name__, Launch(self, copies, grid, kwargs))
+        if self.__name__ not in found:
+            found[self.__name__] = Launch(self, tuple(map(_copied, args)), grid, kwargs)
         return stock(self, *args, grid=grid, warmup=warmup, **kwargs)
 
     run.runs_on_cpu = True  # type: ignore[attr-defined]
     checkpoint = tiny_checkpoint()
-    config = dataclasses.replace(default_config(checkpoint), device="cpu", max_model_len=64)
+    config = dataclasses.replace(
+        default_config(checkpoint), device="cpu", max_model_len=64, attention="triton", poison=True
+    )
     patches = Patches()
     with enabled():
         stock = JITFunction.run
@@ -66,10 +76,18 @@ def launches_of_the_runner() -> list[Launch]:
         try:
             with LLM(checkpoint, config) as engine:
                 prompts = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10]]
-                engine.generate(prompts, SamplingParams(max_tokens=4, temperature=1.0, seed=1))
+                engine.generate(prompts, SAMPLING)
         finally:
             patches.undo()
     return list(found.values())
+
+
+def _copied(value: Any) -> Any:
+    """A tensor with memory of its own, laid out as before."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    empty = torch.empty(0, dtype=value.dtype)
+    return empty.set_(value.untyped_storage().clone(), value.storage_offset(), value.shape, value.stride())
 
 
 def microseconds(program: Callable[[], object], rounds: int = ROUNDS, calls: int = CALLS) -> float:

@@ -41,6 +41,7 @@ def known_assembly(program: Program, operation: Operation) -> None:
     expression = _meaning(text, operation)
     if expression is None:
         raise program.unsupported(operation, f'"{text[:60]}"')
+    program.unit.headers.add("library.h")
     (operand,), (result,) = operation.operands, operation.results
     if result.shape is None:
         program.line(f"{program.storage(result)} = {expression.format(program.lane(operand))};")

@@ -26,8 +26,8 @@ def literal(element: Element, number: bool | int | float) -> str:
 def _digits(number: float) -> str:
     sign = "-" if math.copysign(1.0, number) < 0 else ""
     if math.isnan(number):
-        return f"{sign}NAN"
-    return f"{sign}INFINITY" if math.isinf(number) else number.hex()
+        return f"{sign}NOT_A_NUMBER"
+    return f"{sign}INFINITE" if math.isinf(number) else number.hex()
 
 
 def _bf16_bits(number: float) -> int:

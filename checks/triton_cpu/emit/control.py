@@ -17,8 +17,8 @@ from .scalars import c_type, element_of, unsigned
 
 def assign(program: Program, targets: Sequence[Value], sources: Sequence[Value]) -> None:
     """Gives values to loop variables or block arguments, all at once: each source is read before any target changes."""
-    written = {program.storage(target) for target in targets}
-    moves = [(target, source) for target, source in zip(targets, sources, strict=True) if target is not source]
+    moves = [pair for pair in zip(targets, sources, strict=True) if not program.share(*pair)]
+    written = {program.storage(target) for target, _ in moves}
     names = [_saved(program, source) if _reads_any(program, source, written) else None for _, source in moves]
     for (target, source), name in zip(moves, names, strict=True):
         if name is None:
@@ -40,7 +40,7 @@ def _saved(program: Program, source: Value) -> str:
 
 def _move(program: Program, target: str, name: str, like: Value) -> None:
     if isinstance(like.type, Tensor):
-        program.line(f"memcpy({target}, {name}, {like.lanes} * sizeof *{name});")
+        program.line(f"COPY({target}, {name}, {like.lanes} * sizeof *{name});")
     else:
         program.line(f"{target} = {name};")
 
@@ -90,12 +90,22 @@ def _body(program: Program, region: Region, results: Sequence[Value]) -> None:
 
 @statement("scf.if")
 def branch(program: Program, operation: Operation) -> None:
-    """If and else."""
+    """If and else; what a branch computes last is computed where the result lives."""
+    for region in operation.regions:
+        for block in region.blocks:
+            _compute_in_place(program, block, operation.results)
     with program.block(f"if ({program.lane(operation.operands[0])})"):
         _body(program, operation.regions[0], operation.results)
     if len(operation.regions) > 1 and operation.regions[1].blocks:
         with program.block("else"):
             _body(program, operation.regions[1], operation.results)
+
+
+def _compute_in_place(program: Program, block: Block, results: Sequence[Value]) -> None:
+    yielded = block.operations[-1].operands
+    for result, value in zip(results, yielded, strict=False):
+        if value.origin in block.operations and yielded.count(value) == 1:
+            program.alias(value, program.storage(result))
 
 
 @statement("scf.for")

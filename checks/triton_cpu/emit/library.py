@@ -98,6 +98,7 @@ def call_by_name(program: Program, operation: Operation, operands: list[str]) ->
     text = _template(symbol.removeprefix("__nv_")) if symbol.startswith("__nv_") else None
     if text is None:
         raise program.unsupported(operation, f"of {symbol}")
+    program.unit.headers.add("library.h")
     return f"(({c_type(operation.results[0].element)}){text.format(*operands)})"
 
 

@@ -62,14 +62,16 @@ def load(program: Program, operation: Operation) -> None:
 def _load_scalar(
     program: Program, site: int, result: Value, pointer: Value, mask: Value | None, other: Value | None
 ) -> None:
-    target, kind, width = program.storage(result), c_type(result.element), size(result.element)
-    with each_lane(program, pointer):
-        if other is None:
-            program.line(f"memset(&{target}, {_fill(mask, site)}, {width});")
-        else:
-            program.line(f"{target} = {program.lane(other)};")
-        reads = allowed(program, mask, f"READS(address, {width}, {site})")
-        program.line(f"if ({reads}) {target} = AT({kind}, address);")
+    target, kind, address = program.storage(result), c_type(result.element), program.lane(pointer)
+    if mask is None:
+        program.line(f"{target} = READ({kind}, {address}, {site});")
+        return
+    if other is None:
+        program.line(f"memset(&{target}, launch->fills[{site}], sizeof {target});")
+    else:
+        program.line(f"{target} = {program.lane(other)};")
+    check = f"{program.lane(mask)} && INSIDE({address}, sizeof {target}, {site})"
+    program.line(f"if ({check}) {target} = READ({kind}, {address}, {site});")
 
 
 def _load_tensor(
@@ -77,15 +79,11 @@ def _load_tensor(
 ) -> None:
     target = program.storage(result)
     if other is None:
-        program.line(f"memset({target}, {_fill(mask, site)}, {result.lanes * size(result.element)});")
+        fill = "0" if mask is None else f"launch->fills[{site}]"
+        program.line(f"FILL(uint8_t, {target}, {fill}, {result.lanes * size(result.element)});")
     else:
         program.copy(target, other)
     _access_tensor(program, "load", site, target, pointer, mask)
-
-
-def _fill(mask: Value | None, site: int) -> str:
-    """The byte that fills what no ``other`` gives: lanes that are masked off, else those outside of all memory."""
-    return "0" if mask is None else f"launch->fills[{site}]"
 
 
 def _access_tensor(program: Program, action: str, site: int, values: str, pointer: Value, mask: Value | None) -> None:
@@ -97,25 +95,20 @@ def _access_tensor(program: Program, action: str, site: int, values: str, pointe
 def _access_rows(program: Program, action: str, site: int, values: str, pointer: Value, mask: Value | None) -> None:
     masks = "0" if mask is None else program.array(mask)
     width = size(pointee(pointer.element))
-    by_lanes = f"{action.upper()}_LANES({width})"
     if not is_dense(pointer):
-        _access_lanes(program, by_lanes, values, program.array(pointer), masks, pointer.lanes, site)
+        arguments = f"{program.array(pointer)}, {masks}, {values}, {pointer.lanes}, {width}, {site}"
+        program.line(f"{action.upper()}_LANES(launch, runs, {arguments});")
         return
     assert pointer.shape is not None
     length = pointer.shape[-1]
-    addresses = program.fresh(pointer.element, length, hint="addresses")
-    with program.block(f"for (int32_t row = 0; row < {pointer.lanes}; row += {length})"):
-        first, last = program.lane(pointer, "row"), program.lane(pointer, f"(row + {length - 1})")
+    with program.block(f"for (int32_t row = 0, length = {length}; row < {pointer.lanes};)"):
+        first, last = program.lane(pointer, "row"), program.lane(pointer, "(row + length - 1)")
         row_masks = masks if mask is None else f"{masks} + row"
-        arguments = f"{first}, {last}, {row_masks}, {values} + row, {length}, {width}, {site}"
-        with program.block(f"if (!{action.upper()}_DENSE(launch, runs, {arguments}))"):
-            with program.lanes(length):
-                program.line(f"{addresses}[i] = {program.lane(pointer, '(row + i)')};")
-            _access_lanes(program, by_lanes, f"{values} + row", addresses, row_masks, length, site)
-
-
-def _access_lanes(program: Program, call: str, values: str, addresses: str, masks: str, lanes: int, site: int) -> None:
-    program.line(f"{call}(launch, runs, {addresses}, {masks}, (void *)({values}), {lanes}, {site});")
+        arguments = f"{first}, {last}, {row_masks}, {values} + row, length, {width}, {site}"
+        with program.block(f"if ({action.upper()}_ROW(launch, runs, {arguments}))"):
+            program.line("row += length;")
+            program.line(f"length = {length} - row % {length};")
+        program.line("else length = (length + 1) / 2;")  # an offset in it wraps around: what is before that does not
 
 
 @statement("tt.store")
@@ -124,11 +117,9 @@ def store(program: Program, operation: Operation) -> None:
     pointer, value, mask = (*operation.operands, None)[:3]
     assert pointer is not None and value is not None
     element = pointee(pointer.element)
-    site, kind, width = program.site(operation, AccessKind.WRITE, element), c_type(element), size(element)
+    site, kind = program.site(operation, AccessKind.WRITE, element), c_type(element)
     if isinstance(pointer.type, Tensor):
         _access_tensor(program, "store", site, program.array(value), pointer, mask)
     else:
-        with each_lane(program, pointer):
-            program.line(f"const {kind} value = {program.lane(value)};")
-            writes = allowed(program, mask, f"WRITES(address, value, {width}, {site})")
-            program.line(f"if ({writes}) AT({kind}, address) = value;")
+        condition = "" if mask is None else f"if ({program.lane(mask)}) "
+        program.line(f"{condition}WRITE({kind}, {program.lane(pointer)}, {program.lane(value)}, {site});")

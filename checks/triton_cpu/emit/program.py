@@ -45,6 +45,7 @@ class Unit:
         options: how they are translated.
         sites: numbered by their place.
         loops: numpy's inner loops, numbered by their place.
+        headers: what is included beside ``launch.h``.
         scratch: bytes used so far; no function calls itself, so each has its own part.
         from_memory: whether a pointer came from anywhere but the arguments.
     """
@@ -53,6 +54,7 @@ class Unit:
     options: Options
     sites: list[AccessSite] = field(default_factory=list)
     loops: list[tuple[str, str]] = field(default_factory=list)
+    headers: set[str] = field(default_factory=set)
     scratch: int = 0
     from_memory: bool = False
 
@@ -140,6 +142,10 @@ class Program:
         """Lets a value live where another one does."""
         self._names[value] = name
 
+    def share(self, target: Value, source: Value) -> bool:
+        """Whether a value is stored where another one is to be."""
+        return target is source or (not self._is_computed(source) and self.storage(source) == self.storage(target))
+
     def fresh(self, element: Element, lanes: int | None = None, hint: str = "t") -> str:
         """Storage that belongs to no value: a variable; if ``lanes`` is given an array, until the statement ends."""
         name = self._unused(hint)
@@ -161,8 +167,14 @@ class Program:
         if not isinstance(value.type, Tensor):
             self.line(f"{name} = {self.lane(value)};")
             return
-        with self.lanes(value.lanes):
-            self.line(f"{name}[i] = {self.lane(value)};")
+        lane, lanes = self.lane(value), value.lanes
+        if re.fullmatch(r"\w+\[i\]", lane):
+            self.line(f"COPY({name}, {lane.removesuffix('[i]')}, {lanes * size(value.element)});")
+        elif lane == self.lane(value, "k"):
+            self.line(f"FILL({c_type(value.element)}, {name}, {lane}, {lanes});")
+        else:
+            with self.lanes(lanes):
+                self.line(f"{name}[i] = {lane};")
 
     def array(self, value: Value) -> str:
         """C name of an array that holds all lanes of a tensor, or the address of a scalar's variable.
@@ -365,7 +377,7 @@ def emit(module: Module, options: Options | None = None) -> Source:
     unit = Unit(module, options or Options())
     bodies = definitions(unit)
     header = [f"#define {_loop_name(*key)} {number}" for number, key in enumerate(unit.loops)]
-    header += [f"#define SITES {len(unit.sites)}", f"#define SCRATCH_BYTES {max(64, unit.scratch)}"]
+    header += [f'#include "{name}"' for name in sorted(unit.headers)]
     return Source(
         text="\n".join([*header, "", *bodies]),
         parameters=tuple(value.type for value in module.kernel.arguments),

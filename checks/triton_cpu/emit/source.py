@@ -49,7 +49,7 @@ class Source:
     """One variant of a kernel as C.
 
     Attributes:
-        text: the whole file but for the two headers, which the compiler step adds.
+        text: the whole file but for the first and the last lines, which the launcher adds.
         parameters: types of the arguments, each passed as 8 bytes; a float64 as its bits, a float32 in the low 4.
         sites: what the numbers of sites mean.
         scratch: bytes that the tensors of one program take.

@@ -1,6 +1,7 @@
-/* How a checked kernel touches memory: each access is compared with the blocks that exist, and logged. */
+/* How kernels touch memory. Of a checked one each access is compared with the blocks that exist, and logged. */
 
-#define MRV2_AUDIT
+#include <stdlib.h>
+#include <string.h>
 #include "launch.h"
 
 /* Makes room for one more element; returns 0 if there is no memory left, or the limit is reached, and stops the launch. */
@@ -90,32 +91,72 @@ static inline void log_store(Launch *launch, Run *run, uint64_t address, const v
   run->high += size;
 }
 
-/* One lane by itself, which is a record by itself. Returns whether it may be read. */
-static int reads(Launch *launch, uint64_t address, int size, int site) {
+/* One lane by itself, which is a record by itself; 0 if it may not be read. */
+static uint64_t read(Launch *launch, uint64_t address, int size, int site) {
+  uint64_t value = 0;
   if (!inside(launch, address, size, site)) return 0;
   Run run = {address, address + size, -1};
   end_run(launch, &run, site);
-  return 1;
+  memcpy(&value, (const void *)address, size);
+  return value;
 }
 
-static int writes(Launch *launch, uint64_t address, const void *value, int size, int site) {
-  if (!inside(launch, address, size, site)) return 0;
+static void write(Launch *launch, uint64_t address, uint64_t value, int size, int site) {
+  if (!inside(launch, address, size, site)) return;
   Run run = {0, 0, -1};
-  log_store(launch, &run, address, value, size, site);
+  log_store(launch, &run, address, &value, size, site);
   end_run(launch, &run, site);
-  return !launch->stopped; /* a log that is full keeps the lane from being written */
+  if (!launch->stopped) memcpy((void *)address, &value, size); /* a log that is full keeps the lane from being written */
 }
 
-/* Here the functions are called by their names. */
+/* How many lanes of a row the mask lets through; -1 if they are not the first ones. No mask lets all through. */
+static int64_t first_lanes(const uint8_t *mask, int64_t lanes) {
+  if (!mask) return lanes;
+  const uint8_t *end = memchr(mask, 0, lanes);
+  if (!end) return lanes;
+  return memchr(end, 1, lanes - (end - mask)) ? -1 : end - mask;
+}
+
+#define FILL_LANES(type) for (int64_t i = 0; i < lanes; i++) ((type *)target)[i] = value; break;
+static void fill(void *target, uint64_t value, int size, int64_t lanes) {
+  switch (size) {
+    case 1: memset(target, (int)value, lanes); break;
+    case 2: FILL_LANES(uint16_t)
+    case 4: FILL_LANES(uint32_t)
+    case 8: FILL_LANES(uint64_t)
+  }
+}
+
+static void copy(void *target, const void *source, int64_t bytes) { memcpy(target, source, bytes); }
+
 #undef INSIDE
 #undef LOG_BYTES
+
+#define NAMED(function) checked_##function
 #define HOLDS(address, size) holds(launch, (address), (size))
 #define INSIDE(address, size, site) inside(launch, (address), (size), (site))
 #define LOG_BYTES(address, size, site) log_bytes(launch, &runs[site], (address), (size), (site))
 #define LOG_STORE(address, value, size, site) log_store(launch, &runs[site], (address), &(value), (size), (site))
 #include "tiles.h"
 
-const Runtime runtime = {
-  inside, reads, writes, log_bytes, end_run, load_dense, store_dense,
-  load_lanes_1, load_lanes_2, load_lanes_4, load_lanes_8, store_lanes_1, store_lanes_2, store_lanes_4, store_lanes_8,
+#undef NAMED
+#undef HOLDS
+#undef INSIDE
+#undef LOG_BYTES
+#undef LOG_STORE
+
+#define NAMED(function) unchecked_##function
+#define HOLDS(address, size) 1
+#define INSIDE(address, size, site) 1
+#define LOG_BYTES(address, size, site) ((void)0)
+#define LOG_STORE(address, value, size, site) ((void)0)
+#include "tiles.h"
+
+static const Runtime checked = {
+  inside, read, write, log_bytes, end_run, checked_load_row, checked_store_row, checked_load_lanes, checked_store_lanes,
+  fill, copy,
+};
+static const Runtime unchecked = {
+  .load_row = unchecked_load_row, .store_row = unchecked_store_row,
+  .load_lanes = unchecked_load_lanes, .store_lanes = unchecked_store_lanes, .fill = fill, .copy = copy,
 };

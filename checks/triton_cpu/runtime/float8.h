@@ -22,8 +22,8 @@ typedef struct {
 /* The exponent and mantissa are moved to where float32 has them, the bias is put right by a multiplication. */
 static inline float float8_to_f32(Float8 format, uint8_t code) {
   uint32_t magnitude = code & 0x7f, sign = (uint32_t)(code & 0x80) << 24;
-  if (format.one_zero && code == 0x80) return NAN;
-  if (magnitude > format.largest) return magnitude == format.infinity ? (sign ? -INFINITY : INFINITY) : NAN;
+  if (format.one_zero && code == 0x80) return NOT_A_NUMBER;
+  if (magnitude > format.largest) return magnitude == format.infinity ? (sign ? -INFINITE : INFINITE) : NOT_A_NUMBER;
   float scale = f32_of_bits((uint32_t)(254 - format.bias) << 23);
   float value = f32_of_bits(magnitude << (23 - format.mantissa)) * scale;
   return sign ? -value : value;
@@ -70,7 +70,7 @@ static inline float e2m1_to_f32(uint8_t code) {
 
 /* A power of two; 255 is NaN. The smallest, 2^-127, is zero where scales become float16. */
 static inline float e8m0_to_f32(uint8_t code, int half) {
-  if (code == 255) return NAN;
+  if (code == 255) return NOT_A_NUMBER;
   return f32_of_bits(code || half ? (uint32_t)code << 23 : 0x00400000);
 }
 

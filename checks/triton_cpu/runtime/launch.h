@@ -1,7 +1,7 @@
 /* What every compiled kernel includes.
 
-   The generated file is: this header; `static void program(...)`, which runs one program of the grid; and `run_grid`
-   below it, which runs them one after another. Generated code touches memory through the macros of this file alone.
+   The generated file is: this header; `static void program(...)`, which runs one program of the grid; and `kernel`, which
+   says so. Generated code touches memory through the macros of this file alone.
 
    Compiled with MRV2_AUDIT each access is checked against the blocks of memory that exist and logged; without, neither.
    One `Launch` belongs to one launch at a time, so launches in several threads need one each. */
@@ -9,13 +9,8 @@
 #ifndef MRV2_LAUNCH_H
 #define MRV2_LAUNCH_H
 
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #include "numbers.h"
 #include "float8.h"
-#include "library.h"
 
 /* Adjacent bytes that one site accessed in one program, in the order in which the sites finished. */
 typedef struct {
@@ -55,7 +50,7 @@ typedef struct Launch {
   char *scratch;           /* storage of the tensors of one program, 64-byte aligned */
   int64_t scratch_capacity;
   const Loop *loops;       /* indexed by the LOOP_ constants that the generator writes */
-  const struct Runtime *runtime; /* of a kernel that is checked */
+  const struct Runtime *runtime;
   const uint8_t *fills;    /* of each site: the byte that its masked-off lanes hold, if it is a load without `other` */
   Print print;
   int64_t log_limit;       /* bytes that records, stored bytes and strays may take, each */
@@ -71,27 +66,33 @@ typedef struct Launch {
 /* The run of bytes that a site is accessing in this program. */
 typedef struct { uint64_t low, high; int64_t stored; } Run;
 
-/* What a checked kernel calls to touch memory (access.c). It is built once, not into each kernel: compiling it takes as
-   long as compiling a small kernel. */
+/* What kernels call to touch memory (access.c), checked or not. It is built once, not into each kernel: compiling it takes
+   as long as compiling a small kernel. What an unchecked kernel does without is absent. */
 typedef struct Runtime {
   int (*inside)(Launch *, uint64_t address, int size, int site);
-  int (*reads)(Launch *, uint64_t address, int size, int site);
-  int (*writes)(Launch *, uint64_t address, const void *value, int size, int site);
+  uint64_t (*read)(Launch *, uint64_t address, int size, int site);
+  void (*write)(Launch *, uint64_t address, uint64_t value, int size, int site);
   void (*log_bytes)(Launch *, Run *, uint64_t address, int64_t size, int site);
   void (*end_run)(Launch *, Run *, int site);
-  int (*load_dense)(Launch *, Run *, uint64_t first, uint64_t last, const uint8_t *mask, void *target, int64_t lanes,
-                    int size, int site);
-  int (*store_dense)(Launch *, Run *, uint64_t first, uint64_t last, const uint8_t *mask, const void *values,
-                     int64_t lanes, int size, int site);
-  void (*load_lanes_1)(Launch *, Run *, const uint64_t *, const uint8_t *mask, uint8_t *target, int64_t lanes, int site);
-  void (*load_lanes_2)(Launch *, Run *, const uint64_t *, const uint8_t *mask, uint16_t *target, int64_t lanes, int site);
-  void (*load_lanes_4)(Launch *, Run *, const uint64_t *, const uint8_t *mask, uint32_t *target, int64_t lanes, int site);
-  void (*load_lanes_8)(Launch *, Run *, const uint64_t *, const uint8_t *mask, uint64_t *target, int64_t lanes, int site);
-  void (*store_lanes_1)(Launch *, Run *, const uint64_t *, const uint8_t *mask, const uint8_t *, int64_t lanes, int site);
-  void (*store_lanes_2)(Launch *, Run *, const uint64_t *, const uint8_t *mask, const uint16_t *, int64_t lanes, int site);
-  void (*store_lanes_4)(Launch *, Run *, const uint64_t *, const uint8_t *mask, const uint32_t *, int64_t lanes, int site);
-  void (*store_lanes_8)(Launch *, Run *, const uint64_t *, const uint8_t *mask, const uint64_t *, int64_t lanes, int site);
+  int (*load_row)(Launch *, Run *, uint64_t first, uint64_t last, const uint8_t *mask, void *target, int64_t lanes,
+                  int size, int site);
+  int (*store_row)(Launch *, Run *, uint64_t first, uint64_t last, const uint8_t *mask, const void *values,
+                   int64_t lanes, int size, int site);
+  void (*load_lanes)(Launch *, Run *, const uint64_t *, const uint8_t *mask, void *target, int64_t lanes, int size,
+                     int site);
+  void (*store_lanes)(Launch *, Run *, const uint64_t *, const uint8_t *mask, const void *values, int64_t lanes, int size,
+                      int site);
+  void (*fill)(void *target, uint64_t value, int size, int64_t lanes);
+  void (*copy)(void *target, const void *source, int64_t bytes);
 } Runtime;
+
+/* What a generated file defines: its program, how many sites it has, the bytes of its tensors. */
+typedef struct {
+  void (*program)(Launch *, const uint64_t *arguments, char *scratch, Run *runs, const int32_t *index,
+                  const int32_t *grid);
+  int64_t scratch;
+  int32_t sites, checked;
+} Kernel;
 
 /* Ends the launch: the program has neither fuel nor memory from here on, so its loops end and its accesses do nothing. */
 static void __attribute__((noinline, cold)) stop(Launch *launch, int reason, int site) {
@@ -114,31 +115,32 @@ static void __attribute__((noinline, cold)) stop(Launch *launch, int reason, int
 #ifdef MRV2_AUDIT
 
 #define INSIDE(address, size, site) launch->runtime->inside(launch, (address), (size), (site))
-#define READS(address, size, site) launch->runtime->reads(launch, (address), (size), (site))
-#define WRITES(address, value, size, site) launch->runtime->writes(launch, (address), &(value), (size), (site))
+#define READ(kind, address, site) \
+  (((union { uint64_t bits; kind lane; }){launch->runtime->read(launch, (address), sizeof(kind), (site))}).lane)
+#define WRITE(kind, address, value, site) \
+  launch->runtime->write(launch, (address), ((union { kind lane; uint64_t bits; }){value}).bits, sizeof(kind), (site))
 #define LOG_BYTES(address, size, site) launch->runtime->log_bytes(launch, &runs[site], (address), (size), (site))
 #define LOG_END(site) launch->runtime->end_run(launch, &runs[site], (site))
-#define LOAD_DENSE launch->runtime->load_dense
-#define STORE_DENSE launch->runtime->store_dense
-#define LOAD_LANES(width) launch->runtime->load_lanes_##width
-#define STORE_LANES(width) launch->runtime->store_lanes_##width
 
 #else
 
-#define HOLDS(address, size) 1
 #define INSIDE(address, size, site) 1
-#define READS(address, size, site) 1
-#define WRITES(address, value, size, site) 1
+#define READ(kind, address, site) AT(kind, address)
+#define WRITE(kind, address, value, site) (AT(kind, address) = (value))
 #define LOG_BYTES(address, size, site) ((void)0)
-#define LOG_STORE(address, value, size, site) ((void)0)
 #define LOG_END(site) ((void)0)
-#define LOAD_DENSE load_dense
-#define STORE_DENSE store_dense
-#define LOAD_LANES(width) load_lanes_##width
-#define STORE_LANES(width) store_lanes_##width
-#include "tiles.h"
 
 #endif
+
+/* Loops and calls that every compiler unrolls, which takes longer than they do. */
+#define FILL(kind, target, value, lanes) \
+  launch->runtime->fill(target, ((union { kind lane; uint64_t bits; }){value}).bits, sizeof(kind), lanes)
+#define COPY(target, source, bytes) launch->runtime->copy(target, source, bytes)
+
+#define LOAD_ROW launch->runtime->load_row
+#define STORE_ROW launch->runtime->store_row
+#define LOAD_LANES launch->runtime->load_lanes
+#define STORE_LANES launch->runtime->store_lanes
 
 /* One of numpy's inner loops over lanes that lie side by side. */
 #define CALL_LOOP(loop, in, out, lanes) call_loop(&launch->loops[loop], (in), (out), (lanes), sizeof *(out))

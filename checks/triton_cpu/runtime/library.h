@@ -4,6 +4,7 @@
 #ifndef MRV2_LIBRARY_H
 #define MRV2_LIBRARY_H
 
+#include <math.h>
 #include "numbers.h"
 
 /* math.h declares them on request only. */

@@ -3,9 +3,7 @@
 #ifndef MRV2_NUMBERS_H
 #define MRV2_NUMBERS_H
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "c_library.h"
 
 static inline uint32_t bits_of_f32(float value) { uint32_t bits; memcpy(&bits, &value, sizeof bits); return bits; }
 static inline uint64_t bits_of_f64(double value) { uint64_t bits; memcpy(&bits, &value, sizeof bits); return bits; }

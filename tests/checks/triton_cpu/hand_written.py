@@ -23,10 +23,10 @@ ADD_ONE = """
     from[i] = arguments[0] + 4 * (4 * index[0] + i);
     to[i] = arguments[1] + 4 * (4 * index[0] + i);
   }
-  LOAD_LANES(4)(launch, runs, from, 0, values, 4, 0);
+  LOAD_LANES(launch, runs, from, 0, values, 4, 4, 0);
   LOG_END(0);
   for (int i = 0; i < 4; i++) values[i]++;
-  STORE_LANES(4)(launch, runs, to, 0, values, 4, 1);
+  STORE_LANES(launch, runs, to, 0, values, 4, 4, 1);
   LOG_END(1);
 """
 
@@ -44,8 +44,7 @@ _HEAD = (
 
 def source(text: str, *sites: AccessSite, parameters=(POINTER, POINTER), loops=(), scratch=64) -> Source:
     """What the emitter would hand over, from the body of the program function."""
-    header = f"#define SITES {len(sites)}\n#define SCRATCH_BYTES {scratch}\n"
-    return Source(f"{header}{_HEAD} {{\n{text}}}\n", tuple(parameters), sites, scratch, tuple(loops), False)
+    return Source(f"{_HEAD} {{\n{text}}}\n", tuple(parameters), sites, scratch, tuple(loops), False)
 
 
 def built(found: Source, folder: Path, kinds=("*i32", "*i32"), *, audit=True) -> CompiledKernel:

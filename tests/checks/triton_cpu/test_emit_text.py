@@ -35,9 +35,8 @@ def chain(x, out, n, N: tl.constexpr):
 
 
 def test_neighbours_share_a_loop_and_constants_are_not_stored():
-    """One loop computes; the other two hold the addresses of a row that is not dense."""
     text = source(chain, X, X, 4, 256).text
-    assert len(re.findall(r"for \(int32_t i = ", text)) == 3
+    assert len(re.findall(r"for \(int32_t i = ", text)) == 1
     assert len(re.findall(r"^  float \*const", text, re.MULTILINE)) == 2
 
 
@@ -80,12 +79,12 @@ def rows(x, out, stride, SHAPE: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
 
 @pytest.mark.parametrize("shape", ["rows", "widened"])
 def test_rows_side_by_side_in_memory_are_accessed_at_once(shape):
-    assert "STORE_DENSE(" in source(rows, X, X, 64, shape, 4, 32).text
+    assert "STORE_ROW(" in source(rows, X, X, 64, shape, 4, 32).text
 
 
 @pytest.mark.parametrize("shape", ["halves", "columns", "backwards", "modulo", "loaded"])
 def test_other_lanes_are_accessed_one_by_one(shape):
-    assert "STORE_DENSE(" not in source(rows, X, X, 64, shape, 4, 32).text
+    assert "STORE_ROW(" not in source(rows, X, X, 64, shape, 4, 32).text
 
 
 @triton.jit
@@ -108,3 +107,19 @@ def test_pointers_out_of_memory_are_noted():
 @triton.jit
 def table(pointers, out):
     tl.store(tl.load(pointers).to(tl.pointer_type(tl.float32)), tl.load(out))
+
+
+@triton.jit
+def branches(x, out, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    a = tl.load(x + i, mask=i < n, other=1.0)
+    b = a
+    if n > 0:
+        b = a * 2.0
+    tl.store(out + i, b)
+
+
+def test_a_branch_computes_where_its_result_lives_and_copies_what_is_there():
+    """One loop is the mask's, one the product's; ``b = a`` is a copy, ``other`` fills."""
+    text = source(branches, X, X, 4, 64).text
+    assert [len(re.findall(word, text)) for word in (r"\bCOPY\(", r"\bFILL\(float", r"for \(int32_t i = ")] == [1, 1, 2]

@@ -166,7 +166,7 @@ SPIN_AND_STORE = """
   for (;;) {
     SPEND_FUEL(0, 1)
     for (int lane = 0; lane < 6; lane += 2)
-      if (WRITES(arguments[1] + 4 * lane, value, 4, 1)) AT(int32_t, arguments[1] + 4 * lane) = value++;
+      WRITE(int32_t, arguments[1] + 4 * lane, value++, 1);
   }
 """
 

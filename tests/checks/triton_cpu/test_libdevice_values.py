@@ -29,7 +29,7 @@ def _inputs() -> np.ndarray:
 
 
 def _library(folder) -> ctypes.CDLL:
-    lines = ['#include "launch.h"']
+    lines = ['#include "library.h"']
     for name in REFERENCE:
         value = library._template(name).format("x[i]")
         lines.append(
