@@ -25,8 +25,8 @@ RUNTIME = Path(__file__).parent / "runtime"
 #: no sum is reordered, as in numpy; memory has no types; and no function sets ``errno``, so the compiler may inline.
 _MEANING = ("-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno")
 _GCC = ("-fexcess-precision=standard", "-fvect-cost-model=dynamic")
-#: Of what gcc's -O2 adds to -O1, two options speed kernels up; the rest makes a build half as long again. With less work
-#: on registers, and without three parts of -O1, a build is a quarter shorter, and kernels are as fast.
+#: Of what gcc's -O2 adds to -O1, two options speed kernels up; the rest makes a build half as long again. With less
+#: work on registers, and without three parts of -O1, a build is a quarter shorter, and kernels are as fast.
 _LEVEL = ("-O2",)
 _LEVEL_OF_GCC = (
     "-O1", "-ftree-vectorize", "-ftree-vrp",

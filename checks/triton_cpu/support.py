@@ -1,4 +1,4 @@
-"""C that all kernels share, in ``runtime``: ``grid.c`` runs them, ``access.c`` they call, ``conflicts.c`` is for records."""
+"""C that all kernels share: ``grid.c`` runs them, they call ``access.c``, ``conflicts.c`` looks at their records."""
 
 from __future__ import annotations
 
