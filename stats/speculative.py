@@ -90,6 +90,7 @@ def speculation_cases() -> tuple[SpeculationCase, ...]:
     """Small vocabularies, where tables fill; k = 1, 3 and 7; drafts far from the target, near to it, and certain."""
     return (
         reversed_case(3, 1),
+        reversed_case(3, 3),
         reversed_case(16, 1, temperature=0.7),
         near_case(16, 3),
         near_case(64, 7),

@@ -15,13 +15,14 @@ from .gof import binomial_test, g_test
 from .layers import AuditPlan, LayerResult, LayerTest, Progress, designed_event, designed_test, exact_test
 from .pooling import pool_expected
 from .speculative import SpeculationCase, acceptance, joint_law, speculation_cases
-from .targets import SpeculativeDraws, SpeculativeTarget
+from .targets import BlockVerifyingTarget, SpeculativeDraws, SpeculativeTarget
 
 MUST_SEE = 0.04  # discrepancy of the tables that must show
 ACCEPTANCE_ERROR = 0.05  # relative loss of acceptance that must show
 MIN_REACH = 0.25  # positions reached less often are not tested
 _CALL = 2**16
 _POSITIONS = 64
+_SEQUENCES = 1024
 _LARGEST_DF = 255  # pooled tables have no more cells at the numbers of draws of an audit
 _EXAMPLES = 6
 
@@ -44,9 +45,11 @@ class SpeculativeLayer:
         if not isinstance(target, SpeculativeTarget):
             return LayerResult(self.name, (), not_run="the target does not speculate")
         cases = [case for case in self.cases or speculation_cases() if plan.wants(case.name)]
+        blocks = isinstance(target, BlockVerifyingTarget) and target.verifies_blocks
         tests: list[LayerTest] = []
         for case in cases:
-            tests += case_tests(case, _draw(target, case, self.draws * plan.scale, plan, progress), plan)
+            draws = _draw(target, case, self.draws * plan.scale, plan, progress)
+            tests += block_tests(case, draws, plan) if blocks else case_tests(case, draws, plan)
         for test in tests:
             progress.tested(test)
         unreached = [
@@ -89,17 +92,11 @@ def case_tests(case: SpeculationCase, draws: SpeculativeDraws, plan: AuditPlan) 
         table, impossible recoveries, acceptance and the outcome; then the bonus token, and whether neighbouring
         positions are independent.
     """
-    malformed = _malformed(case, draws)
-    examples: list[JSON] = [
-        {"drafts": draws.drafts[row].tolist(), "emitted": draws.emitted[row].tolist()} for row in malformed[:_EXAMPLES]
-    ]
-    form = exact_test(
-        case.name, f"{case.name}: form", len(draws.drafts), malformed.size, "draw", {"examples": examples}
-    )
-    if malformed.size:
+    form, well_formed = _form_test(case, draws)
+    if not well_formed:
         return [form]
     accepted = (draws.emitted >= 0).sum(axis=1) - 1
-    tests = [form]
+    tests = [form, _sequence_test(case, draws, plan)]
     for position in range(case.drafts):
         if case.reach(position) >= MIN_REACH:
             reached = accepted >= position
@@ -107,6 +104,40 @@ def case_tests(case: SpeculationCase, draws: SpeculativeDraws, plan: AuditPlan) 
             tests += _position_tests(case, position, draft, outcome, accepted[reached] > position, plan)
     tests += _bonus_tests(case, draws, accepted == case.drafts, plan)
     return tests
+
+
+def block_tests(case: SpeculationCase, draws: SpeculativeDraws, plan: AuditPlan) -> list[LayerTest]:
+    """Tests of drafts that are accepted together: form, and what comes out. Arguments as for :func:`case_tests`."""
+    form, well_formed = _form_test(case, draws)
+    return [form, _sequence_test(case, draws, plan)] if well_formed else [form]
+
+
+def _form_test(case: SpeculationCase, draws: SpeculativeDraws) -> tuple[LayerTest, bool]:
+    malformed = _malformed(case, draws)
+    examples: list[JSON] = [
+        {"drafts": draws.drafts[row].tolist(), "emitted": draws.emitted[row].tolist()} for row in malformed[:_EXAMPLES]
+    ]
+    name = f"{case.name}: form"
+    return exact_test(
+        case.name, name, len(draws.drafts), malformed.size, "draw", {"examples": examples}
+    ), not malformed.size
+
+
+def _sequence_test(case: SpeculationCase, draws: SpeculativeDraws, plan: AuditPlan) -> LayerTest:
+    """The first tokens together, as many as have a table of at most 1,024 cells, follow the target.
+
+    Where a step ended early, the next one would draw from the target; a generator stands in for it.
+    """
+    size = case.target_logits.shape[1]
+    length = min(case.drafts + 1, int(np.log(_SEQUENCES) / np.log(size) + 1e-9))
+    random, laws = plan.generator(f"{case.name}/later"), [case.target(place) for place in range(length)]
+    later = np.stack([random.choice(size, len(draws.emitted), p=law) for law in laws], axis=1)
+    tokens = np.where(draws.emitted[:, :length] >= 0, draws.emitted[:, :length], later)
+    cells, joint = np.zeros(len(tokens), np.int64), np.ones(1)
+    for place, law in enumerate(laws):
+        cells, joint = cells * size + tokens[:, place], np.outer(joint, law).ravel()
+    counts = np.bincount(cells, minlength=joint.size)
+    return _table_test(case.name, f"{case.name}: first {length} tokens together", counts, joint, plan)
 
 
 def _malformed(case: SpeculationCase, draws: SpeculativeDraws) -> NDArray[np.int64]:

@@ -248,3 +248,14 @@ class SpeculativeTarget(Protocol):
             positions: int64 [N], position of the first draft; draft j stands at ``positions + j``.
         """
         ...
+
+
+@runtime_checkable
+class BlockVerifyingTarget(Protocol):
+    """Optional: says whether drafts are accepted together (Sun and others 2024, "block verification").
+
+    Attributes:
+        verifies_blocks: if so, what comes out still follows the target, but which drafts are accepted has another law.
+    """
+
+    verifies_blocks: bool

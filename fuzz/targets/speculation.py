@@ -33,6 +33,7 @@ class ReferenceSpeculation:
         self._package = package
         self._verification = verification
         self._device = device
+        self.verifies_blocks = verification == "block"
 
     def speculate(
         self,

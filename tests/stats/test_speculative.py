@@ -146,3 +146,18 @@ def test_too_few_draws_are_inconclusive():
 
 def test_other_targets_are_not_asked():
     assert SpeculativeLayer().run(object(), PLAN, Silent()).not_run
+
+
+class Blocks(Rejection):
+    verifies_blocks = True
+
+
+def test_blocks_are_judged_by_what_comes_out():
+    case = reversed_case(3, 3)
+    for fault, passes in (("", True), ("shared noise", False)):
+        decision = run_audit([SpeculativeLayer(80_000, (case,))], Blocks(fault), PLAN, Silent()).decision
+        assert [test.first.name for test in decision.tests] == [
+            f"{case.name}: form",
+            f"{case.name}: first 4 tokens together",
+        ]
+        assert (decision.verdict is RunVerdict.PASS) == passes
