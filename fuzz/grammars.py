@@ -11,6 +11,8 @@ import random
 import string
 from typing import Any
 
+from mrv2.fuzz.programs import RunnerProgram
+from mrv2.fuzz.targets.reference import ReferenceTarget
 from mrv2.fuzz.workload import Workload, WorkloadRequest
 from mrv2.refrunner.api import Grammar, SamplingParams
 
@@ -72,6 +74,18 @@ def grammar_workload(seed: int, count: int, share: float = 0.75, **settings: int
     draw = random.Random(seed)
     requests = tuple(_request(draw, index, draw.random() < share) for index in range(count))
     return Workload(requests, {**CAPACITIES, **settings}, VOCAB_SIZE, steps_in_flight=draw.choice((1, 2, 3)))
+
+
+def in_turns() -> Workload:
+    """Two requests with a grammar, each of which draws in every second step: every step has masks of its own."""
+    params = SamplingParams(grammar=Grammar("regex", "[ab]{5}"), stop_token_ids=(STOP,), max_tokens=8)
+    requests = tuple(WorkloadRequest(name, (1, 2), params, arrival=step) for step, name in enumerate("ab"))
+    return Workload(requests, CAPACITIES, VOCAB_SIZE, steps_in_flight=2)
+
+
+def runner_with_grammars() -> dict[str, object]:
+    """A program for the virtual device: ``mrv2 fences mrv2.fuzz.grammars:runner_with_grammars``."""
+    return RunnerProgram(ReferenceTarget(), in_turns())()
 
 
 def _request(draw: random.Random, index: int, constrained: bool) -> WorkloadRequest:

@@ -22,11 +22,11 @@ from mrv2.checks.virtual import virtual_device
 from mrv2.checks.virtual.removal import fences_of
 from mrv2.checks.virtual.runs import run_program
 from mrv2.ci.stages.runner_oracle import RunnerAgainstOracle
-from mrv2.fuzz.grammars import CAPACITIES, STOP, VOCAB_SIZE, grammar_workload
+from mrv2.fuzz.grammars import STOP, VOCAB_SIZE, grammar_workload, in_turns, runner_with_grammars
 from mrv2.fuzz.mutants import MASK_EDGES, MASKS, mutated_package
 from mrv2.fuzz.programs import RunnerProgram, workload_as_json, workload_from_json
 from mrv2.fuzz.targets.reference import ReferenceRunner, ReferenceTarget
-from mrv2.fuzz.workload import Driver, Workload, WorkloadRequest, run_target
+from mrv2.fuzz.workload import Driver, run_target
 from mrv2.refrunner.api import Grammar, SamplingParams
 from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.engine import Engine
@@ -185,13 +185,6 @@ def test_a_request_whose_grammar_can_go_nowhere_ends_alone_and_by_name(checkpoin
 # Waits and edges
 
 
-def in_turns():
-    """Two requests with a grammar that draw in every second step each, so that every step has masks of its own."""
-    params = SamplingParams(grammar=Grammar("regex", "[ab]{5}"), stop_token_ids=(STOP,), max_tokens=8)
-    requests = tuple(WorkloadRequest(name, (1, 2), params, arrival=step) for step, name in enumerate("ab"))
-    return Workload(requests, CAPACITIES, VOCAB_SIZE, steps_in_flight=2)
-
-
 @pytest.mark.parametrize("schedule", ["late", "early"])
 def test_a_step_with_masks_waits_for_nothing(schedule):
     target = ReferenceTarget()
@@ -204,7 +197,7 @@ def test_a_step_with_masks_waits_for_nothing(schedule):
 
 
 def test_both_edges_and_the_question_to_the_slot_are_needed():
-    run, fences = fences_of(RunnerProgram(ReferenceTarget(), in_turns()))
+    run, fences = fences_of(runner_with_grammars)
     assert (run.error, run.findings) == (None, ())
     needs = {}
     for fence in fences:
