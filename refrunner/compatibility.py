@@ -90,16 +90,10 @@ PAIRS = (
         "prompt_tokens='staged'",
     ),
     Pair(
-        Setting("draft_sampling", ("random",)),
+        Setting("verification", ("token", "block")),
         Setting("speculation", ("ngram",)),
         "what followed earlier tokens is no draw, and has no distribution that a draw could be judged by",
-        "draft_sampling='greedy', or a draft model",
-    ),
-    Pair(
-        Setting("verification", ("block",)),
-        Setting("draft_sampling", ("greedy",)),
-        "a draft that is no draw is compared with the target's own draw, which needs no other draft",
-        "verification='token', or draft_sampling='random'",
+        "verification='equal', or a draft model",
     ),
     Pair(
         Setting("zero_new_blocks"),

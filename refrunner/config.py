@@ -20,8 +20,7 @@ CHOICES = {
     "prompt_tokens": ("staged", "uva"),
     "staged_writes": ("copied", "in_place"),
     "speculation": ("none", "ngram"),
-    "draft_sampling": ("greedy", "random"),
-    "verification": ("token", "block"),
+    "verification": ("equal", "token", "block"),
 }
 GRAPH_MODES = ("eager", "piecewise", "full")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
@@ -75,9 +74,9 @@ class RunnerConfig:
         speculation: ``"none"``, or who proposes drafts of the next tokens, which the model verifies all at once:
             ``"ngram"``, what followed the latest tokens when they last occurred in the request.
         num_drafts: drafts for each request and step; only with speculation.
-        draft_sampling: ``"greedy"``, a draft model proposes its likeliest tokens; ``"random"``, it draws them with the
-            request's temperature, and the target accepts them by rejection sampling.
-        verification: of drafts that were drawn: ``"token"``, one by one; ``"block"``, together, which accepts more.
+        verification: ``"equal"``, drafts are the likeliest tokens, and accepted if the target draws the same; or drafts
+            are drawn with the request's temperature and accepted by rejection sampling, ``"token"``, one by one, or
+            ``"block"``, together, which accepts more.
         scheduling: ``"fcfs"``, in order of arrival, or ``"priority"``, in order of the requests' priorities.
         poison: fill freed rows, unused KV blocks, padding lanes and fresh device memory with values that would show in
             the output if anything read them; for verification only.
@@ -109,8 +108,7 @@ class RunnerConfig:
     grammars: bool = False
     speculation: str = "none"
     num_drafts: int = 3
-    draft_sampling: str = "greedy"
-    verification: str = "token"
+    verification: str = "equal"
     scheduling: str = "fcfs"
     poison: bool = False
 
@@ -140,7 +138,7 @@ class RunnerConfig:
     @property
     def draws_drafts(self) -> bool:
         """Whether drafts are random, so that each needs the distribution that it was drawn from."""
-        return self.drafts > 0 and self.draft_sampling == "random"
+        return self.drafts > 0 and self.verification != "equal"
 
     @property
     def max_logits(self) -> int:

@@ -18,7 +18,7 @@ from ..sampling.tables import SamplingTables
 
 
 class Verifier:
-    """Verifies the drafts of a step. How depends on whether they are draws (``RunnerConfig.draft_sampling``).
+    """Verifies the drafts of a step. How depends on whether they are draws (``RunnerConfig.verification``).
 
     Drafts that are no draws: a token is accepted if the target draws it, too, with its own noise. What a request gets
     is then what it would have got without drafts, token for token, at any temperature. The chance of acceptance is the
