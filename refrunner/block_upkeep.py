@@ -45,8 +45,9 @@ class BlockHolders:
 class BlockUpkeep:
     """Collects a step's copies and fills, and enqueues each kind in one launch."""
 
-    def __init__(self, config: RunnerConfig, attention: AttentionBackend) -> None:
-        self._attention = attention
+    def __init__(self, config: RunnerConfig, caches: Sequence[AttentionBackend]) -> None:
+        """Take the owners of keys and values; a block is a block in all of them."""
+        self._caches = tuple(caches)
         self._fills_new = config.zero_new_blocks or config.poison
         # With prefix caching a freed block may be wanted again as it is.
         self._fills_freed = config.poison and not config.prefix_caching
@@ -77,16 +78,18 @@ class BlockUpkeep:
 
     def warm_up(self, nothing: Tensor) -> None:
         """Load the kernels of ``apply``; ``nothing`` is int32 [0] on the device, and nothing changes."""
-        self._attention.copy_blocks(nothing, nothing)
-        self._attention.fill_blocks(nothing, self._value)
+        for cache in self._caches:
+            cache.copy_blocks(nothing, nothing)
+            cache.fill_blocks(nothing, self._value)
 
     def apply(self, upload: PackedUpload) -> None:
         """Enqueue the copies, then the fills; nothing if there are none."""
         sources, targets, fills = (upload.view(ticket) for ticket in self._tickets)
-        if self._copies:
-            self._attention.copy_blocks(sources, targets)
-        if self._fills:
-            self._attention.fill_blocks(fills, self._value)
+        for cache in self._caches:
+            if self._copies:
+                cache.copy_blocks(sources, targets)
+            if self._fills:
+                cache.fill_blocks(fills, self._value)
         self._copies = ()
         self._fills.clear()
 

@@ -83,10 +83,10 @@ PAIRS = (
         "attention='triton', or num_kv_blocks as a number and memory_fraction=0",
     ),
     Pair(
-        Setting("speculation", ("ngram",)),
+        Setting("speculation", ("ngram", "draft", "eagle")),
         Setting("prompt_tokens", ("uva",)),
-        "the n-gram proposer reads the whole sequence in every step, and a prompt in host memory would cross the bus "
-        "each time",
+        "proposers read tokens of the sequence again, and those of a prompt in host memory would cross the bus each "
+        "time",
         "prompt_tokens='staged'",
     ),
     Pair(

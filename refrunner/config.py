@@ -19,7 +19,7 @@ CHOICES = {
     "scheduling": ("fcfs", "priority"),
     "prompt_tokens": ("staged", "uva"),
     "staged_writes": ("copied", "in_place"),
-    "speculation": ("none", "ngram"),
+    "speculation": ("none", "ngram", "draft", "eagle"),
     "verification": ("equal", "token", "block"),
 }
 GRAPH_MODES = ("eager", "piecewise", "full")
@@ -72,7 +72,8 @@ class RunnerConfig:
         grammars: requests may carry a grammar: memory for masks is allocated, and the library that reads grammars must
             be installed.
         speculation: ``"none"``, or who proposes drafts of the next tokens, which the model verifies all at once:
-            ``"ngram"``, what followed the latest tokens when they last occurred in the request.
+            ``"ngram"``, what followed the latest tokens when they last occurred in the request; ``"draft"``, a model of
+            its own; or ``"eagle"``, a head on the target's hidden states.
         num_drafts: drafts for each request and step; only with speculation.
         verification: ``"equal"``, drafts are the likeliest tokens, and accepted if the target draws the same; or drafts
             are drawn with the request's temperature and accepted by rejection sampling, ``"token"``, one by one, or
@@ -134,6 +135,11 @@ class RunnerConfig:
     def drafts(self) -> int:
         """Most drafts of a request in a step; 0 without speculation."""
         return self.num_drafts if self.speculation != "none" else 0
+
+    @property
+    def lookahead(self) -> int:
+        """Positions behind a step's last one that a draft model computes in it; they need slots."""
+        return self.drafts if self.speculation in ("draft", "eagle") else 0
 
     @property
     def draws_drafts(self) -> bool:

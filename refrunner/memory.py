@@ -26,7 +26,7 @@ def padded(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-def tensor_bytes(config: RunnerConfig, model: LlamaConfig) -> int:
+def tensor_bytes(config: RunnerConfig, model: LlamaConfig, draft: LlamaConfig | None = None) -> int:
     """Bytes of the tables, input buffers and KV cache that a runner allocates; weights and activations come on top.
 
     Prompts that are read in place count, too, though they are in the host's memory.
@@ -38,21 +38,48 @@ def tensor_bytes(config: RunnerConfig, model: LlamaConfig) -> int:
     states += prompts if config.prompt_tokens == "uva" else 0
     states += mask_bytes(config.max_logits, model.vocab_size) if config.grammars else 0
     groups = KVGroups.of_layers(model.layer_windows)
+    states += _speculation_bytes(config, model, draft)
     tables = len(groups.windows) * ((rows + requests) * columns * 4 + tokens * 8 + 4)
     inputs = tokens * (4 + 8) + requests * 4 + (requests + 1) * 4
+    return states + tables + inputs + _cache_bytes(config, model)
+
+
+def _cache_bytes(config: RunnerConfig, model: LlamaConfig) -> int:
+    """Keys and values of one model in the blocks of the pool."""
+    layers = KVGroups.of_layers(model.layer_windows).layers_per_group
     slots = config.num_kv_blocks * config.block_size
-    cache = groups.layers_per_group * 2 * slots * model.num_kv_heads * model.head_dim * config.torch_dtype.itemsize
-    return states + tables + inputs + cache
+    return layers * 2 * slots * model.num_kv_heads * model.head_dim * config.torch_dtype.itemsize
+
+
+def _speculation_bytes(config: RunnerConfig, model: LlamaConfig, draft: LlamaConfig | None) -> int:
+    """What is allocated for drafts: positions of logits, distributions, and all that a draft model keeps."""
+    if not config.drafts:
+        return 0
+    size = 4 * config.max_logits
+    if config.draws_drafts:
+        size += 4 * config.max_num_reqs * config.drafts * model.vocab_size
+    if draft is not None:
+        lanes, requests = draft_capacity(config)
+        width = model.hidden_size if config.speculation == "eagle" else 1
+        size += lanes * (4 + 8 + 8) + requests * 4 + (requests + 1) * 4
+        size += config.max_num_reqs * width * config.torch_dtype.itemsize + _cache_bytes(config, draft)
+    return size
+
+
+def draft_capacity(config: RunnerConfig) -> tuple[int, int]:
+    """Lanes and requests of a draft model's largest batch: all that the target computes, and a newest token each."""
+    requests = padded(config.max_num_reqs, config.pad_to)
+    return max(config.max_num_batched_tokens + config.max_num_reqs, requests), requests
 
 
 @contextmanager
-def allocating(config: RunnerConfig, model: LlamaConfig) -> Iterator[None]:
+def allocating(config: RunnerConfig, model: LlamaConfig, draft: LlamaConfig | None = None) -> Iterator[None]:
     """Scope in which the runner allocates its tensors.
 
     Raises:
         ConfigurationError: the memory is not there; nothing stays allocated.
     """
-    needed = tensor_bytes(config, model)
+    needed = tensor_bytes(config, model, draft)
     try:
         _require(config, needed)
         yield

@@ -21,8 +21,6 @@ from torch import Tensor
 from .api import Handle, InvariantViolation, Step
 from .async_output import AsyncOutput, EmptyOutput
 from .attention.interface import AttentionBackend
-from .attention.torch_reference import TorchReferenceAttention
-from .attention.triton_paged import TritonPagedAttention
 from .block_upkeep import BlockHolders, BlockUpkeep, places_of
 from .config import SMALLEST_POOL, RunnerConfig
 from .device import Device
@@ -40,10 +38,11 @@ from .kv_groups import KVGroups
 from .memory import allocating
 from .models.config import LlamaConfig
 from .models.llama import LlamaModel
+from .models.weights import Checkpoint
 from .request_states import RequestStates
 from .sampling.prompt_logprobs import PromptLogprobs, PromptReport
 from .sampling.sampler import Sampler, SamplerOutput
-from .speculation.proposer import NgramProposer, Proposer
+from .speculation.proposers import attention_backend, load_draft_model, make_proposer
 from .staging import PackedUpload, PinnedRing
 from .startup import blocks_that_fit, largest_shape, log_start
 from .step_check import StepChecker
@@ -63,6 +62,7 @@ class ModelRunner:
         model: LlamaConfig,
         tensors: Mapping[str, Tensor],
         grammars: GrammarCompiler | None = None,
+        draft: Checkpoint | None = None,
     ) -> None:
         """Make a runner that is ready: phases init, profile and capture; ``execute`` is the fourth.
 
@@ -72,6 +72,7 @@ class ModelRunner:
             model: the architecture.
             tensors: weights under their Hugging Face names.
             grammars: reads the grammars of requests, with ``RunnerConfig.grammars``; for this model's vocabulary.
+            draft: what proposes drafts, with ``RunnerConfig.speculation`` ``"draft"`` or ``"eagle"``.
 
         Raises:
             ConfigurationError: sequences could become longer than the model's context, or the memory is not there.
@@ -83,10 +84,12 @@ class ModelRunner:
         with self._device.on_main_stream():
             kernels, place = config.attention == "triton", self._device.torch_device
             self._model = LlamaModel(model, tensors, place, config.torch_dtype, kernels=kernels)
+            self._draft = load_draft_model(config, self._model, draft)
             if config.memory_fraction:
                 self._allocate(replace(config, num_kv_blocks=SMALLEST_POOL), model)
                 run = partial(self._run_padding, largest_shape(config))
-                config = replace(config, num_kv_blocks=blocks_that_fit(self.config, model, self._device, run))
+                blocks = blocks_that_fit(self.config, model, self._device, run, self._draft_config)
+                config = replace(config, num_kv_blocks=blocks)
             self._allocate(config, model)
             self._capture()
         log_start(config, model, self._device.description, tuple(self._graphs.captured))
@@ -97,14 +100,15 @@ class ModelRunner:
         self.batch: InputBatch | None = None
         windows = KVGroups.of_layers(model.layer_windows).windows
         self._checker = StepChecker(config, model.vocab_size, windows)
-        with allocating(config, model):
+        with allocating(config, model, self._draft_config):
             self._states = RequestStates(config, self._device, model.vocab_size)
             self._sampler = Sampler(config, self._device, model.vocab_size)
             self._grammar = self._grammar_stage(config, model.vocab_size)
             self._prompt_logprobs = PromptLogprobs(config, self._device, self._sampler)
             self._builder = InputBatchBuilder(config, self._device, model.vocab_size, windows)
-            backend = TritonPagedAttention if config.attention == "triton" else TorchReferenceAttention
-            self._attention: AttentionBackend = backend(config, model, self._device)
+            self._attention: AttentionBackend = attention_backend(config)(config, model, self._device)
+            tables = self._builder.block_tables
+            self._proposer = make_proposer(config, self._device, self._model, self._draft, tables, self._sampler)
         self._graphs = GraphManager(config, self._model, self._attention, self._device)
         self._ring = PinnedRing(self._device)
         # The host's own counts: upper bounds, as if every scheduled token counted.
@@ -113,11 +117,14 @@ class ModelRunner:
         self._prefill_len: dict[str, int] = {}
         # Drafts among both that no output has confirmed or rejected yet; they count as accepted until then.
         self._unverified: dict[str, int] = {}
-        self._proposer: Proposer | None = NgramProposer(config) if config.speculation == "ngram" else None
         self._holders = BlockHolders()
-        self._upkeep = BlockUpkeep(config, self._attention)
+        self._upkeep = BlockUpkeep(config, (self._attention, *(self._proposer.caches if self._proposer else ())))
         self._turn = threading.Lock()
         self._closed = False
+
+    @property
+    def _draft_config(self) -> LlamaConfig | None:
+        return self._draft.config if self._draft is not None else None
 
     def _grammar_stage(self, config: RunnerConfig, vocab_size: int) -> GrammarStage | NoGrammars:
         if self._compiler is None:
@@ -148,7 +155,9 @@ class ModelRunner:
         self._states.warm_up()
         self._builder.block_tables.warm_up()
         self._upkeep.warm_up(batch.rows)
-        self._advance(batch, sampled, hidden)
+        self._advance(batch, sampled)
+        if self._proposer is not None:
+            self._proposer.warm_up(batch, hidden, self._states)
 
     def _pad(self, shape: BatchShape) -> InputBatch:
         """A batch of that shape without a request: no lane has a slot, and every request the null block."""
@@ -210,6 +219,8 @@ class ModelRunner:
         graph = self._graphs.find(self._needs(step))
         shape = graph.shape(len(step.scheduled)) if graph else None
         layout = self._builder.plan(step, self._states, self._computed, upload, shape) if step.scheduled else None
+        if layout is not None and self._proposer is not None:
+            self._proposer.plan([self._draft_lanes(step, name) for name in layout.request_ids], layout.rows, upload)
         for part in dict.fromkeys((upload, writes)):
             part.send(self._ring)
         self._states.apply(writes)
@@ -225,9 +236,11 @@ class ModelRunner:
         sampled = self._sample(self.batch, hidden)
         prompts = self._prompt_logprobs.advance(self.batch, hidden, self._model.compute_logits, self._states)
         output = self._download(step, self.batch, sampled, prompts)
-        self._post_update(step, self.batch, sampled, hidden)
-        if self._proposer is not None and isinstance(output, AsyncOutput):
-            self._grammar.download_drafts(output, self.batch, self._states)
+        self._post_update(step, self.batch, sampled)
+        if self._proposer is not None and sampled.num_emitted is not None:
+            self._proposer.propose(self.batch, sampled.num_emitted, hidden, self._states, upload)
+            if isinstance(output, AsyncOutput):
+                self._grammar.download_drafts(output, self.batch, self._states)
         return output
 
     def _checked(self, step: Step) -> Step:
@@ -251,6 +264,8 @@ class ModelRunner:
         for request in step.new:
             row = self._states.add(request)
             self._sampler.add(row, request)
+            if self._proposer is not None:
+                self._proposer.add(row)
             self._prompt_logprobs.add(row, request)
             self._computed[request.request_id] = request.num_computed_tokens
             self._total[request.request_id] = self._prefill_len[request.request_id] = len(request.token_ids)
@@ -317,8 +332,14 @@ class ModelRunner:
     def _reaches_end(self, step: Step, request_id: str) -> bool:
         return self._computed[request_id] + step.scheduled[request_id] >= self._total[request_id]
 
-    def _post_update(self, step: Step, batch: InputBatch, sampled: SamplerOutput, hidden: Tensor) -> None:
-        self._advance(batch, sampled, hidden)
+    def _draft_lanes(self, step: Step, request_id: str) -> int:
+        """Tokens that a draft model computes before its first draft, see ``Proposer.plan``."""
+        if self._computed[request_id] >= self._prefill_len[request_id]:
+            return 2
+        return step.scheduled[request_id] + self._reaches_end(step, request_id)
+
+    def _post_update(self, step: Step, batch: InputBatch, sampled: SamplerOutput) -> None:
+        self._advance(batch, sampled)
         for request_id, count in step.scheduled.items():
             drafts = step.drafts.get(request_id, 0)
             self._total[request_id] += (1 + drafts) * self._reaches_end(step, request_id)
@@ -326,29 +347,26 @@ class ModelRunner:
             self._unverified[request_id] += drafts
             self._drop_below_window(request_id)
 
-    def _advance(self, batch: InputBatch, sampled: SamplerOutput, hidden: Tensor) -> None:
-        """Enqueue the update of the rows in the batch by what was computed and drawn, and drafts of what comes next."""
+    def _advance(self, batch: InputBatch, sampled: SamplerOutput) -> None:
+        """Enqueue the update of the rows in the batch by what was computed and drawn."""
         states = self._states
         self._sampler.post_update(batch, sampled, states)
-        if self._proposer is not None:
-            num_emitted = self._advance_verified(batch, sampled)
-            self._proposer.propose(batch, num_emitted, hidden, states)
+        if sampled.num_emitted is not None:
+            self._advance_verified(batch, sampled.num_emitted, sampled.token_ids)
             return
         post_update[(batch.num_requests,)](
             batch.rows, batch.query_start_loc, sampled.token_ids, states.num_computed, states.total_len,
             states.last_sampled, states.token_ids, states.token_ids.stride(0), self.config.max_model_len,
         )  # fmt: skip
 
-    def _advance_verified(self, batch: InputBatch, sampled: SamplerOutput) -> Tensor:
-        """The same where requests get several tokens; returns how many: int32 [N]."""
-        states, num_emitted = self._states, sampled.num_emitted
-        assert num_emitted is not None, "a sampler that verifies counts"
+    def _advance_verified(self, batch: InputBatch, num_emitted: Tensor, tokens: Tensor) -> None:
+        """The same where requests get several tokens."""
+        states = self._states
         post_update_verified[(batch.num_requests,)](
-            batch.rows, batch.query_start_loc, batch.logit_bounds, sampled.token_ids, num_emitted,
+            batch.rows, batch.query_start_loc, batch.logit_bounds, tokens, num_emitted,
             states.num_computed, states.total_len, states.last_sampled, states.num_drafts,
             states.token_ids, states.token_ids.stride(0), self.config.max_model_len,
         )  # fmt: skip
-        return num_emitted
 
     def _drop_below_window(self, request_id: str) -> None:
         """Let go of blocks that have left a sliding window; the scheduler may give them out in the next step.

@@ -314,9 +314,9 @@ class Scheduler:
         if count <= 0 or self._has_all_draws(request) or _waits_for_its_tokens(request):
             return
         end = request.num_computed + count
-        if self._make_room(request, self._blocks.missing(request.blocks, end), decision):
+        if self._make_room(request, self._blocks.missing(request.blocks, self._slots_for(end)), decision):
             drafts = self._drafts_that_fit(request, end, decision.budget - count)
-            blocks = self._blocks.extend(request.blocks, end + drafts)
+            blocks = self._blocks.extend(request.blocks, self._slots_for(end + drafts))
             decision.add(request, count + drafts, blocks, drafts)
 
     def _drafts_that_fit(self, request: TrackedRequest, end: int, budget: int) -> int:
@@ -328,10 +328,14 @@ class Scheduler:
             return 0
         longest = min(request.prompt_len + request.sampling.max_tokens, self._config.max_model_len)
         most = self._config.drafts if request.sampling.grammar is None else len(request.proposed)
-        drafts = max(0, min(most, budget, longest - 1 - end))
-        while drafts and self._blocks.missing(request.blocks, end + drafts) > self._blocks.pool.num_free:
+        drafts, free = max(0, min(most, budget, longest - 1 - end)), self._blocks.pool.num_free
+        while drafts and self._blocks.missing(request.blocks, self._slots_for(end + drafts)) > free:
             drafts -= 1
         return drafts
+
+    def _slots_for(self, end: int) -> int:
+        """Positions that need slots in a step that computes up to ``end``: a draft model goes on from there."""
+        return min(end + self._config.lookahead, self._config.max_model_len)
 
     def _admit(self, decision: _Decision) -> None:
         """Start or resume waiting requests, in order, while everything they need is there."""
@@ -351,7 +355,7 @@ class Scheduler:
         match = self._blocks.match(request.blocks, () if _wants_every_prompt_token(request) else tokens)
         reserve = self._blocks.num_groups * len(self._running) if request.was_preempted else 0
         end = min(match.num_tokens + decision.budget, len(tokens))
-        used = self._blocks.start(request.blocks, match, end, reserve)
+        used = self._blocks.start(request.blocks, match, self._slots_for(end), reserve)
         if used is None:
             return False
         request.num_computed, request.num_told = used.num_tokens, len(tokens)
@@ -434,7 +438,7 @@ class Scheduler:
                 f"at most {self._config.max_model_len - 1} prompt tokens, or a larger max_model_len",
             )
         longest = min(prompt_len + sampling.max_tokens, self._config.max_model_len)
-        needed = self._blocks.most_blocks(longest, self._config.max_num_batched_tokens)
+        needed = self._blocks.most_blocks(self._slots_for(longest), self._config.max_num_batched_tokens)
         if needed > self._blocks.pool.capacity:
             raise RequestError(
                 f"request {request_id!r} with up to {longest} tokens",

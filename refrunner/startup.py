@@ -28,7 +28,13 @@ def largest_shape(config: RunnerConfig) -> BatchShape:
     return BatchShape(max(config.max_num_batched_tokens, config.max_num_reqs), config.max_num_reqs)
 
 
-def blocks_that_fit(config: RunnerConfig, model: LlamaConfig, device: Device, run: Callable[[], None]) -> int:
+def blocks_that_fit(
+    config: RunnerConfig,
+    model: LlamaConfig,
+    device: Device,
+    run: Callable[[], None],
+    draft: LlamaConfig | None = None,
+) -> int:
     """How many KV blocks fit into the share of the device's memory that the configuration grants.
 
     Args:
@@ -36,6 +42,7 @@ def blocks_that_fit(config: RunnerConfig, model: LlamaConfig, device: Device, ru
         model: the architecture.
         device: where it all lives; CUDA.
         run: computes the largest batch once.
+        draft: the draft model, which has keys and values of its own in every block.
 
     Raises:
         ConfigurationError: they would not hold one request of ``max_model_len``.
@@ -51,7 +58,7 @@ def blocks_that_fit(config: RunnerConfig, model: LlamaConfig, device: Device, ru
     # The allocator keeps what the run has used, so that it is not free, and steps will find it there again.
     granted = int(config.memory_fraction * total) - (total - free)
     one_more = replace(config, num_kv_blocks=config.num_kv_blocks + 1)
-    per_block = tensor_bytes(one_more, model) - tensor_bytes(config, model)
+    per_block = tensor_bytes(one_more, model, draft) - tensor_bytes(config, model, draft)
     blocks = granted // per_block
     logger.info(
         "profile: activations take %s bytes at most; %s bytes are left for keys and values, %d blocks of %s bytes",
@@ -86,6 +93,13 @@ def log_start(config: RunnerConfig, model: LlamaConfig, description: str, captur
         "scheduler": f"{config.scheduling}, {config.steps_in_flight} steps in flight; prefix caching "
         f"{'on' if config.prefix_caching else 'off'}",
         "KV cache": f"{config.num_kv_blocks} blocks of {config.block_size} tokens; {size}",
+        "speculation": _speculation(config),
         "poison": "in everything that is dead" if config.poison else "none",
     }.items():
         logger.info("%s: %s", part, way)
+
+
+def _speculation(config: RunnerConfig) -> str:
+    if not config.drafts:
+        return "none"
+    return f"{config.speculation}, up to {config.drafts} drafts a step; verification {config.verification}"

@@ -31,7 +31,8 @@ PRODUCERS = {
 class ReferenceTarget:
     """Builds reference runners from one package, the real one or a mutated copy of it.
 
-    Configuration keys: ``model`` (see ``load_checkpoint``) and the fields of ``RunnerConfig``.
+    Configuration keys: ``model`` and, for a runner that needs one, ``draft_model`` (see ``load_checkpoint``), and the
+    fields of ``RunnerConfig``.
     """
 
     name = "refrunner"
@@ -53,11 +54,15 @@ class ReferenceTarget:
     def build(self, config: Mapping[str, JSON]) -> ReferenceRunner:
         """Load the model (once per target) and allocate a runner."""
         reference = str(config["model"])
-        settings = {name: value for name, value in config.items() if name != "model"}
+        settings = {name: value for name, value in config.items() if name not in ("model", "draft_model")}
         runner_config = self._module("config").RunnerConfig(**settings)
         checkpoint = self._checkpoint(reference)
         runner = self._module("model_runner").ModelRunner(
-            runner_config, checkpoint.config, checkpoint.tensors, self._grammars(runner_config, checkpoint)
+            runner_config,
+            checkpoint.config,
+            checkpoint.tensors,
+            self._grammars(runner_config, checkpoint),
+            self._checkpoint(str(config["draft_model"])) if config.get("draft_model") else None,
         )
         return ReferenceRunner(runner, self._site)
 

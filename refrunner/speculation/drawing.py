@@ -36,7 +36,7 @@ def draw_draft(
     draw_drafts[(count,)](
         logits, logits.stride(0), rows, num_emitted, states.total_len,
         tables.temperature, tables.temperature.stride(0), tables.seeds, kept, states.num_drafts,
-        states.token_ids, states.token_ids.stride(0), vocab_size, states.token_ids.shape[1],
-        OFFSET=offset, DRAFTS=kept.shape[1] if drawn else 0, DRAWN=drawn,
+        states.token_ids, states.token_ids.stride(0), vocab_size, states.token_ids.shape[1], offset,
+        DRAFTS=kept.shape[1] if drawn else 0, DRAWN=drawn,
         BLOCK=row_block_of(logits.device, vocab_size), **LAUNCH,
     )  # fmt: skip

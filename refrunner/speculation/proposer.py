@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from ..attention.interface import AttentionBackend
 from ..config import RunnerConfig
 from ..input_batch import InputBatch
 from ..kernels.speculation import propose_ngrams
 from ..request_states import RequestStates
+from ..staging import PackedUpload
 
 #: Tokens that an n-gram proposal looks at, and places of the sequence that its program compares in one turn.
 LONGEST_NGRAM = 4
@@ -19,7 +24,29 @@ PLACES = 256
 class Proposer(Protocol):
     """Writes drafts behind the known tokens of the token table, and their number beside them."""
 
-    def propose(self, batch: InputBatch, num_emitted: Tensor, hidden: Tensor, states: RequestStates) -> None:
+    @property
+    def caches(self) -> tuple[AttentionBackend, ...]:
+        """Keys and values of its own, by the target's KV blocks."""
+        ...
+
+    def add(self, row: int) -> None:
+        """A request has got this row."""
+        ...
+
+    def plan(self, lanes: Sequence[int], rows: NDArray[np.int32], upload: PackedUpload) -> None:
+        """Lay the proposals of a step out on the host and add what they need to its upload.
+
+        Args:
+            lanes: of each request, how many tokens a model has to compute before its first draft: those that the target
+                computes, and the newest one; of a request that decodes, the two newest.
+            rows: int32 [N], row of each request.
+            upload: of the step.
+        """
+        ...
+
+    def propose(
+        self, batch: InputBatch, num_emitted: Tensor, hidden: Tensor, states: RequestStates, upload: PackedUpload
+    ) -> None:
         """Enqueue the proposals for the requests of a batch; the host never learns what they are.
 
         Args:
@@ -27,6 +54,17 @@ class Proposer(Protocol):
             num_emitted: int32 [N], tokens that each request got; 0 gets no draft.
             hidden: [padded T, H], the target's last hidden states.
             states: the state table, advanced by the step; ``num_drafts`` is 0 for these requests.
+            upload: of the step.
+        """
+        ...
+
+    def warm_up(self, batch: InputBatch, hidden: Tensor, states: RequestStates) -> None:
+        """Load every kernel; no row's state changes.
+
+        Args:
+            batch: without a request.
+            hidden: [padded T, H].
+            states: the state table.
         """
         ...
 
@@ -40,10 +78,27 @@ class NgramProposer:
     def __init__(self, config: RunnerConfig) -> None:
         self._drafts, self._max_model_len = config.drafts, config.max_model_len
 
-    def propose(self, batch: InputBatch, num_emitted: Tensor, hidden: Tensor, states: RequestStates) -> None:
+    @property
+    def caches(self) -> tuple[AttentionBackend, ...]:
+        """None."""
+        return ()
+
+    def add(self, row: int) -> None:
+        """See :class:`Proposer`; nothing is kept for a row."""
+
+    def plan(self, lanes: Sequence[int], rows: NDArray[np.int32], upload: PackedUpload) -> None:
+        """See :class:`Proposer`; nothing is needed."""
+
+    def propose(
+        self, batch: InputBatch, num_emitted: Tensor, hidden: Tensor, states: RequestStates, upload: PackedUpload
+    ) -> None:
         """See :class:`Proposer`; one launch."""
         propose_ngrams[(batch.num_requests,)](
             batch.rows, num_emitted, states.total_len, states.num_drafts,
             states.token_ids, states.token_ids.stride(0), self._max_model_len,
             LONGEST=LONGEST_NGRAM, DRAFTS=self._drafts, BLOCK=PLACES,
         )  # fmt: skip
+
+    def warm_up(self, batch: InputBatch, hidden: Tensor, states: RequestStates) -> None:
+        """See :class:`Proposer`."""
+        self.propose(batch, batch.rows, hidden, states, PackedUpload())

@@ -20,13 +20,13 @@ CAPACITIES = {
 PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": -0.3}
 
 
-def params(draw, tokens):
+def params(draw, tokens, free):
     """Parameters of one request; each stage of the sampler is in about every third."""
     chosen = {
         "temperature": draw.choice((0.0, 0.0, 0.7)),
         "seed": draw.randrange(2**40),
         "max_tokens": draw.randrange(1, 24),
-        "allowed_token_ids": tokens,
+        "allowed_token_ids": None if draw.random() < free else tokens,
     }
     for some in (PENALTIES, {"bad_words": ((tokens[0], tokens[1]),)}, {"top_k": 2}, {"logprobs": 2}):
         chosen |= some if draw.random() < 0.3 else {}
@@ -35,8 +35,11 @@ def params(draw, tokens):
     return SamplingParams(**chosen)
 
 
-def workload(seed, requests=8, steps_in_flight=2, **capacities):
-    """Requests with preemptions and aborts in a pool that is too small for all of them."""
+def workload(seed, requests=8, steps_in_flight=2, free=0.0, **capacities):
+    """Requests with preemptions and aborts in a pool that is too small for all of them.
+
+    A share of them is ``free`` to draw any token: draft models know nothing of what is allowed.
+    """
     draw = random.Random(seed)
     items = []
     for index in range(requests):
@@ -44,7 +47,7 @@ def workload(seed, requests=8, steps_in_flight=2, **capacities):
         prompt = tuple(draw.choices(tokens, k=draw.randrange(1, 24)))
         fate = {"preempt_after": (draw.randrange(4),)} if draw.random() < 0.4 else {}
         fate |= {"abort_after": draw.randrange(4)} if draw.random() < 0.1 else {}
-        items.append(WorkloadRequest(f"r{index}", prompt, params(draw, tokens), index * 2, **fate))
+        items.append(WorkloadRequest(f"r{index}", prompt, params(draw, tokens, free), index * 2, **fate))
     return Workload(tuple(items), {**CAPACITIES, **capacities}, VOCAB, steps_in_flight)
 
 
@@ -55,9 +58,10 @@ class WithoutSnapshots:
         self.execute, self.invariants, self.close = runner.execute, runner.invariants, runner.close
 
 
-def drive(items, target=None, device="cpu", **settings):
+def drive(items, target=None, device="cpu", draft_model="", **settings):
     """Run a workload to its end; returns its driver. Settings may name what the workload leaves open."""
-    runner = (target or ReferenceTarget()).build({"model": "tiny", "device": device, **items.capacities, **settings})
+    config = {"model": "tiny", "draft_model": draft_model, "device": device, **items.capacities, **settings}
+    runner = (target or ReferenceTarget()).build(config)
     merged = Workload(items.requests, {**items.capacities, **settings}, VOCAB, items.steps_in_flight)
     shown = runner if device == "cpu" else WithoutSnapshots(runner)
     driver = Driver(shown, merged, check_invariants=device == "cpu")
@@ -105,6 +109,6 @@ def on_virtual_device(items, schedule, target=None, **settings):
 
 
 @functools.cache
-def plain_results(seed, **capacities):
+def plain_results(seed, **changes):
     """Results of a workload without speculation."""
-    return results_of(on_cpu(workload(seed, **capacities), attention="triton"))
+    return results_of(on_cpu(workload(seed, **changes), attention="triton"))

@@ -1,34 +1,65 @@
-"""Speculation changes no token: n-gram drafts over fuzzed traces, on the CPU and on the virtual device."""
+"""Speculation changes no token: three proposers over fuzzed traces, on the CPU and on the virtual device."""
 
 import os
 
 import pytest
 
-from .speculation_cases import differences, on_cpu, on_virtual_device, plain_results, workload
+from mrv2.fuzz.workload import Workload, WorkloadRequest
+from mrv2.refrunner.api import SamplingParams
 
-NGRAM = {"speculation": "ngram", "attention": "triton"}
+from .speculation_cases import VOCAB, differences, on_cpu, on_virtual_device, plain_results, workload
+
+PROPOSERS = {
+    "ngram": {"speculation": "ngram"},
+    "draft": {"speculation": "draft", "draft_model": "tiny-draft"},
+    "eagle": {"speculation": "eagle", "draft_model": "tiny-eagle"},
+}
 MANY = bool(os.environ.get("MRV2_SPECULATION_TRACES"))
-SEEDS = range(40 if MANY else 2)
+SEEDS = range(40) if MANY else (0,)
+# Draft models know nothing of what is allowed; an n-gram repeats what was.
+SHAPES = {"ngram": {}, "draft": {"free": 0.7, "num_kv_blocks": 32}, "eagle": {"free": 0.7, "num_kv_blocks": 32}}
 
 
 @pytest.mark.parametrize("num_drafts", [1, 3, 7])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_tokens_are_those_without_speculation(seed, num_drafts):
-    items = workload(seed, steps_in_flight=1 + seed % 3)
-    driver = on_cpu(items, num_drafts=num_drafts, poison=True, pad_to=1 + 2 * (seed % 2), **NGRAM)
-    assert not differences(driver, plain_results(seed))
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_the_tokens_are_those_without_speculation(proposer, seed, num_drafts):
+    shape = SHAPES[proposer]
+    items = workload(seed, steps_in_flight=1 + (seed + num_drafts) % 3, **shape)
+    settings = {"attention": "triton", "poison": True, "pad_to": 1 + 2 * (num_drafts % 2), **PROPOSERS[proposer]}
+    driver = on_cpu(items, num_drafts=num_drafts, **settings)
+    assert not differences(driver, plain_results(seed, **shape))
     stats = driver._scheduler.speculation
-    assert 0 < stats.accepted < stats.drafts, stats
-    assert driver.trace.counts["resumed"] > 0 or seed > 1
+    assert 0 < stats.accepted < stats.drafts or MANY, stats
+    assert driver.trace.counts["resumed"] > 0 or MANY
 
 
 @pytest.mark.parametrize("schedule", ["late", "random:1", "starve:0", "starve:1"])
-def test_no_race_and_the_same_tokens_on_the_virtual_device(schedule):
-    driver = on_virtual_device(workload(1, requests=4), schedule, num_drafts=3, **NGRAM)
-    assert not differences(driver, plain_results(1, requests=4))
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_no_race_and_the_same_tokens_on_the_virtual_device(proposer, schedule):
+    shape = {**SHAPES[proposer], "requests": 4}
+    driver = on_virtual_device(workload(1, **shape), schedule, num_drafts=3, attention="triton", **PROPOSERS[proposer])
+    assert not differences(driver, plain_results(1, **shape))
     assert driver._scheduler.speculation.accepted > 0
 
 
-def test_the_reference_attention_reads_nothing_beyond_the_sequence():
-    driver = on_cpu(workload(3, requests=4), num_drafts=3, poison=True, speculation="ngram", attention="torch")
-    assert not differences(driver, plain_results(3, requests=4))
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_the_reference_attention_reads_nothing_beyond_the_sequence(proposer):
+    shape = {**SHAPES[proposer], "requests": 4}
+    driver = on_cpu(workload(3, **shape), num_drafts=3, poison=True, attention="torch", **PROPOSERS[proposer])
+    assert not differences(driver, plain_results(3, **shape))
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 3])
+def test_a_draft_model_that_is_the_target_is_always_right(steps_in_flight):
+    """Whatever draft keys are missing, stale or in the wrong slot makes it wrong now and then."""
+    requests = [
+        WorkloadRequest(f"r{index}", tuple(range(index, 3 + 9 * index)), SamplingParams(max_tokens=20), index)
+        for index in range(4)
+    ]
+    capacities = {"max_num_reqs": 3, "max_num_batched_tokens": 17, "max_model_len": 64, "block_size": 4}
+    items = Workload(tuple(requests), {**capacities, "num_kv_blocks": 60}, VOCAB, steps_in_flight)
+    for num_drafts in (1, 4):
+        driver = on_cpu(items, attention="triton", speculation="draft", draft_model="tiny", num_drafts=num_drafts)
+        stats = driver._scheduler.speculation
+        assert stats.accepted == stats.drafts > 30, stats
