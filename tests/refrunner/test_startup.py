@@ -12,7 +12,7 @@ from mrv2.fuzz.targets.reference import ReferenceTarget
 from mrv2.fuzz.workload import Driver, WorkloadRequest
 from mrv2.refrunner.api import NewRequest, SamplingParams, Step
 from mrv2.refrunner.errors import ConfigurationError
-from mrv2.refrunner.kernels import attention, block_table, gumbel, input_prep, logprobs
+from mrv2.refrunner.kernels import attention, block_table, drafting, gumbel, input_prep, logprobs, rejection
 from mrv2.refrunner.kernels.launch import PER_STEP, Kernel
 from mrv2.refrunner.models.llama import LlamaModel
 from mrv2.refrunner.startup import largest_shape
@@ -87,12 +87,24 @@ def loaded(monkeypatch):
     return variants
 
 
-@pytest.mark.parametrize("graphs", [{}, {"graph_mode": "full"}, {"graph_mode": "piecewise"}])
-def test_no_step_loads_a_kernel(loaded, graphs):
+@pytest.mark.parametrize(
+    ("settings", "draft_model"),
+    [
+        ({}, ""),
+        ({"graph_mode": "full"}, ""),
+        ({"graph_mode": "piecewise"}, ""),
+        ({"speculation": "ngram", "num_drafts": 2}, ""),
+        ({"speculation": "draft", "num_drafts": 3}, "tiny-draft"),
+        ({"speculation": "eagle", "num_drafts": 3, "verification": "block"}, "tiny-eagle"),
+    ],
+)
+def test_no_step_loads_a_kernel(loaded, settings, draft_model):
+    scheduled = {name: value for name, value in settings.items() if name != "graph_mode"}
+    workload = replace(WORKLOAD, capacities={**WORKLOAD.capacities, "num_kv_blocks": 14, **scheduled})
     with virtual_device("early"):
-        runner = build(**TRITON, **graphs)
+        runner = build(**TRITON, **{**workload.capacities, **settings}, draft_model=draft_model)
         at_start = list(loaded)
-        trace = Driver(runner, WORKLOAD).run()
+        trace = Driver(runner, workload).run()
         runner.close()
     assert trace.crash is None and len(trace.steps) > 30
     assert len({name for name, *_ in at_start}) >= 9
@@ -135,7 +147,7 @@ def test_without_the_trial_the_first_steps_load_kernels(loaded, monkeypatch):
 def test_sizes_of_a_batch_are_taken_as_they_come():
     kernels = [
         value
-        for module in (attention, block_table, gumbel, input_prep, logprobs)
+        for module in (attention, block_table, drafting, gumbel, input_prep, logprobs, rejection)
         for value in vars(module).values()
         if type(value) is Kernel
     ]
