@@ -55,11 +55,11 @@ def _analyse(target: str) -> tuple[list[Fence], tuple[Finding, ...]]:
     """The fences of one run of the target, and the races that it has as it is."""
     from mrv2.checks.virtual.removal import fences_of
 
-    from .programs import program_of_argument
+    from .programs import every_edge_of_argument
     from .targets import importable
 
     with importable(Path.cwd()):
-        run, found = fences_of(program_of_argument(target))
+        run, found = fences_of(every_edge_of_argument(target))
     if run.error is not None:
         raise InputError(
             f"TARGET {target!r}",

@@ -7,6 +7,7 @@ from typing import cast
 
 from mrv2.checks.findings import JSON
 from mrv2.ci.stages.workloads import quick_workload
+from mrv2.fuzz.every_edge import every_edge
 from mrv2.fuzz.programs import MODEL, RunnerProgram, workload_as_json, workload_from_json
 from mrv2.refrunner.models.checkpoint import load_checkpoint
 
@@ -42,6 +43,15 @@ def program_of_argument(reference: str) -> Callable[[], object]:
         return resolve_program(f"TARGET {reference!r}", reference)
     vocab_size = load_checkpoint(MODEL).config.vocab_size
     return RunnerProgram(resolve_target(reference), quick_workload(vocab_size, 0, NEW_TOKENS))
+
+
+def every_edge_of_argument(reference: str) -> Callable[[], object]:
+    """The same; the reference runner, whose settings are known, runs in each way in which it orders its work.
+
+    Raises:
+        InputError: it cannot be found.
+    """
+    return every_edge(resolve_target(reference)) if reference == REFERENCE else program_of_argument(reference)
 
 
 def name_for_file(reference: str, program: Callable[[], object]) -> dict[str, JSON]:

@@ -15,21 +15,13 @@ from torch import Tensor
 
 from ..api import NewRequest, TokenLogprobs
 from ..config import RunnerConfig
-from ..device import Device, Event
+from ..device import Device
 from ..input_batch import InputBatch
 from ..kernels.logits_processing import TOP_PROMPT_LOGPROBS
 from ..request_states import RequestStates
 from ..sampling_params import FULL_VOCABULARY
 from .logprobs import LogprobReport, Reported, report_logprobs, row_statistics
 from .sampler import Sampler
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Reports of some neighbouring tokens, on their way to the host."""
-
-    copies: tuple[Tensor, ...]
-    done: Event
 
 
 @dataclass
@@ -41,21 +33,24 @@ class PromptReport:
         prompt_len: tokens of the prompt.
         logprobs: how many likeliest tokens are asked for.
         num_fixed: how many fixed ones.
-        pieces: in the order of the prompt.
+        pieces: reports of neighbouring tokens on their way to the host, in the order of the prompt.
     """
 
     request_id: str
     prompt_len: int
     logprobs: int
     num_fixed: int
-    pieces: list[_Piece]
+    pieces: list[tuple[Tensor, ...]]
 
     def entries(self) -> tuple[TokenLogprobs | None, ...]:
-        """The reports as plain values; waits for the downloads. The first token was given after nothing: None."""
+        """The reports as plain values, once the step that completes them has been waited for.
+
+        All pieces were downloaded on one stream and before that step's own result. The first token was given after
+        nothing: None.
+        """
         entries: list[TokenLogprobs | None] = [None]
         for piece in self.pieces:
-            piece.done.synchronize()
-            report = LogprobReport.of_tensors(piece.copies)
+            report = LogprobReport.of_tensors(piece)
             entries += report.entries([(self.logprobs, self.num_fixed)] * len(report.ranks))
         return tuple(entries)
 
@@ -130,4 +125,5 @@ class PromptLogprobs:
         rows = torch.full((len(logits),), row, dtype=torch.int32, device=logits.device)
         asker = self._sampler.asker(rows, TOP_PROMPT_LOGPROBS.value)
         found = report_logprobs(reported, tokens, asker, report.logprobs, full)
-        report.pieces.append(_Piece(*self._device.download(found.tensors())))
+        copies, _ = self._device.download(found.tensors())
+        report.pieces.append(copies)
