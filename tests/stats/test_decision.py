@@ -2,12 +2,23 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+from scipy.stats import chi2, ncx2
 
 from mrv2.checks.findings import RunVerdict
 from mrv2.stats.decision import decide, run_audit
+from mrv2.stats.design import noncentrality
 from mrv2.stats.errors import ArgumentError
 from mrv2.stats.gof import TestResult
-from mrv2.stats.layers import ESCALATED_DRAWS, AuditPlan, LayerResult, LayerTest, Silent, designed_event, exact_test
+from mrv2.stats.layers import (
+    ESCALATE_BELOW,
+    ESCALATED_DRAWS,
+    AuditPlan,
+    LayerResult,
+    LayerTest,
+    Silent,
+    designed_event,
+    exact_test,
+)
 
 PLAN = AuditPlan(16, seed=1)
 
@@ -147,3 +158,12 @@ def test_power_of_an_event():
 def test_bad_plans_are_refused(arguments):
     with pytest.raises(ArgumentError):
         AuditPlan(**{"vocab_size": 16, "seed": 1, **arguments})
+
+
+@pytest.mark.parametrize("df", [1, 15, 255])
+@pytest.mark.parametrize("tests", [1, 200])
+def test_an_error_that_shows_at_first_is_confirmed_by_four_times_the_draws(df, tests):
+    """So the power of both runs together is that of the first, which is designed for 1e-3."""
+    first = noncentrality(ESCALATE_BELOW, 0.1, df)
+    level = 1e-4 / tests / 2.0 / ESCALATE_BELOW
+    assert ncx2.sf(chi2.isf(min(level, 0.9), df), df, ESCALATED_DRAWS * first) > 0.9995
