@@ -78,7 +78,7 @@ def test_each_ordering_fault_is_found_in_every_schedule(mutation):
     workload = random_workload(256, 1, steps)
     # Two launches a layer in the place of dozens of operations: what is looked for is elsewhere.
     workload = replace(workload, capacities={**workload.capacities, "attention": "triton"})
-    with mutant(mutation) as target:  # one copy for all schedules, since each has its kernels compiled
+    with mutant(mutation) as target:  # one twin for all schedules, since each is imported anew
         runs = {schedule: run_program(RunnerProgram(target, workload), schedule) for schedule in SCHEDULES}
     for schedule, run in runs.items():
         race = [finding for finding in run.findings if finding.code == CODE_OF[mutation.name]]

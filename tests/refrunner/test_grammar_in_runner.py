@@ -218,7 +218,7 @@ LOADS = [grammar_workload(seed, 8, **NGRAM) for seed in (9, 22)]
 
 
 class StageOf(ReferenceTarget):
-    """The runner as it is, with the grammar stage of a mutated package: a whole one has every kernel compiled anew."""
+    """The runner as it is, with the grammar stage of a mutated package."""
 
     def __init__(self, package):
         super().__init__()

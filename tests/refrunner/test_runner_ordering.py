@@ -113,7 +113,7 @@ def test_the_runner_has_no_race(call, schedule):
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 def test_a_missing_line_is_a_race_in_every_schedule(call):
     mutation, code = CALLS[call]
-    with mutant(mutation) as target:  # one copy for all schedules, since each has its kernels compiled
+    with mutant(mutation) as target:  # one twin for all schedules, since each is imported anew
         codes_of = {schedule: found(call, schedule, target) for schedule in SCHEDULES}
     # Late, the values read are wrong; early they are right by luck, and only the race tells.
     for schedule, codes in codes_of.items():
