@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from mrv2.checks import triton_cpu
 from mrv2.checks.cuda.recorder import race_recorder
-from mrv2.checks.findings import JSON, Finding
+from mrv2.checks.findings import JSON, Finding, Verdict
 from mrv2.checks.virtual.runs import run_program
 from mrv2.fuzz.targets.protocols import RunnerTarget
 from mrv2.fuzz.workload import Driver, RequestResult, Trace, Workload, close
@@ -46,6 +46,7 @@ class Outcome:
         counts: preemptions, resumptions, aborts, chunks of prefill, streaming updates, requests that found a prefix in
             the cache, blocks copied on write, and steps without a new request in which each computes one token.
         failures: everything that is wrong, in words.
+        suspects: races on a GPU that are there if a kernel, guided by data, read what it may read.
         results: tokens and log-probabilities by request.
         reports: on drawn tokens by request, and on tokens of prompts.
     """
@@ -58,6 +59,7 @@ class Outcome:
     counts: Mapping[str, int]
     failures: tuple[str, ...]
     results: Mapping[str, RequestResult] = field(repr=False)
+    suspects: tuple[str, ...] = ()
     reports: tuple[Mapping[str, object], Mapping[str, object]] = field(default=({}, {}), repr=False)
 
     def as_json(self) -> dict[str, JSON]:
@@ -72,6 +74,7 @@ class Outcome:
             "reports": self.tally.reports,
             "largest logprob error over its bound": self.tally.largest_ratio,
             **self.counts,
+            "suspects": len(self.suspects),
             "failures": len(self.failures),
             "first failures": list(self.failures[:KEPT_FAILURES]),
         }
@@ -117,11 +120,19 @@ def run_workload(target: RunnerTarget, features: FeatureSet, environment: str, w
     device = {"device": "cpu", "graph_mode": "eager"} if on_cpu else {"device": "cuda"}
     placed = replace(workload, capacities={**workload.capacities, **device})
     program = _Program(target, features.values["model"], placed, look=on_cpu)
-    return _outcome(features, environment, workload, program, _findings(program, environment, features.number))
+    return _outcome(features, environment, workload, program, _look(program, environment, features.number))
 
 
-def _findings(program: _Program, environment: str, number: int) -> list[str]:
-    """Run it there; what was found about order and memory meanwhile."""
+@dataclass(frozen=True)
+class _Seen:
+    """What was found about order and memory while a program ran: what is wrong, and what may be."""
+
+    failures: list[str]
+    suspects: tuple[str, ...] = ()
+
+
+def _look(program: _Program, environment: str, number: int) -> _Seen:
+    """Run it there."""
     if environment == CPU:
         return _on_cpu(program)
     if environment == CUDA:
@@ -133,21 +144,24 @@ def _schedule(environment: str, number: int) -> str:
     return f"starve:{number % 2}" if environment == "starve" else environment
 
 
-def _on_cpu(program: _Program) -> list[str]:
+def _on_cpu(program: _Program) -> _Seen:
     with triton_cpu.enabled() as session:
         program()
-    return [_words(finding) for finding in session.findings]
+    return _Seen([_words(finding) for finding in session.findings])
 
 
-def _on_gpu(program: _Program) -> list[str]:
+def _on_gpu(program: _Program) -> _Seen:
+    """There nobody sees which rows a gather reads, so it may be any; the virtual device, which sees all, decides."""
     with race_recorder() as recorder:
         program()
-    return [_words(finding) for finding in recorder.findings]
+    found = recorder.findings
+    certain = [_words(finding) for finding in found if finding.verdict is Verdict.VIOLATION]
+    return _Seen(certain, tuple(_words(finding) for finding in found if finding.verdict is not Verdict.VIOLATION))
 
 
-def _on_device(program: _Program, schedule: str) -> list[str]:
+def _on_device(program: _Program, schedule: str) -> _Seen:
     run = run_program(program, schedule)
-    return [_words(finding) for finding in run.findings] + ([run.ending] if run.ending else [])
+    return _Seen([_words(finding) for finding in run.findings] + ([run.ending] if run.ending else []))
 
 
 def _words(finding: Finding) -> str:
@@ -155,12 +169,10 @@ def _words(finding: Finding) -> str:
     return f"{finding.code} {finding.title} {' '.join(places)} {dict(finding.evidence)}"[:600]
 
 
-def _outcome(
-    features: FeatureSet, environment: str, workload: Workload, program: _Program, findings: list[str]
-) -> Outcome:
+def _outcome(features: FeatureSet, environment: str, workload: Workload, program: _Program, seen: _Seen) -> Outcome:
     trace, recorder = program.trace, program.recorder
     tally = Tally()
-    failures = [*findings, *_faults(trace)]
+    failures = [*seen.failures, *_faults(trace)]
     if recorder is not None:
         tally = _judge(str(features.values["model"])).judge(workload, trace, recorder.reports, recorder.prompts)
         failures += [f"request {name}: {fault}" for name, fault in recorder.faults.items()]
@@ -172,6 +184,7 @@ def _outcome(
         tally=tally,
         counts={**trace.counts, "updates": program.updates, **_seen(trace)},
         failures=(*failures, *tally.failures),
+        suspects=seen.suspects,
         results=trace.results,
         reports=({}, {}) if recorder is None else (recorder.reports, recorder.prompts),
     )

@@ -15,6 +15,8 @@ from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
+from mrv2.checks.findings import Finding, Soundness, Verdict
+from mrv2.checks.virtual import virtual_device
 from mrv2.fuzz.feature_sets import __main__ as command
 from mrv2.fuzz.feature_sets import differential, workers
 from mrv2.fuzz.feature_sets.differential import CPU, CUDA, ENVIRONMENTS, Outcome, run_feature_set, run_workload
@@ -162,6 +164,20 @@ def test_on_a_gpu_the_race_recorder_watches(monkeypatch):
     assert run_feature_set(TARGET, SETS[12], CUDA, 3).failures == ()
     failures = run_feature_set(Faulty(handle=without_waiting), SETS[12], CUDA, 3).failures
     assert any(failure.startswith("MRV203") for failure in failures)
+
+
+def test_what_a_gather_may_have_read_on_a_gpu_is_no_failure(monkeypatch):
+    """A row of prompts is written while a step reads other rows: the recorder cannot see which."""
+    found = [Finding("MRV202", verdict, Soundness.SOUND, "a race", ()) for verdict in Verdict]
+
+    @contextmanager
+    def played():
+        with virtual_device("late"):
+            yield SimpleNamespace(findings=found)
+
+    monkeypatch.setattr(differential, "race_recorder", played)
+    outcome = run_feature_set(TARGET, SETS[12], CUDA, 3)
+    assert (len(outcome.failures), len(outcome.suspects)) == (1, 1)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The whole runner on a GPU: sets of its features against the oracle, and graphs that neither wait nor race."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -31,6 +32,7 @@ SHAPE = LlamaConfig(
     head_dim=128, rope_theta=1e6, rms_norm_eps=1e-6, max_position_embeddings=40_960, tie_word_embeddings=True,
 )  # fmt: skip
 REQUESTS, NEW_TOKENS = 12, 24
+GATHER_IN_PLACE = re.compile("MRV202 .*'triton:gather_input_ids' may still use in place refrunner/prompt_rows.py")
 
 
 @pytest.mark.parametrize("number", range(0, len(SETS), 6))
@@ -38,6 +40,8 @@ def test_a_feature_set_gives_the_oracles_answers_and_has_no_race(number, record_
     outcome = run_feature_set(TARGET, SETS[number], CUDA, STEPS)
     record_property("feature_set", json.dumps({**outcome.as_json(), "values": dict(SETS[number].values)}))
     assert outcome.failures == ()
+    # Which rows of prompts a gather reads is in device memory, so it may be those that are written now.
+    assert [text for text in outcome.suspects if not GATHER_IN_PLACE.match(text)] == []
     assert outcome.steps >= STEPS
     assert outcome.tally.tokens > outcome.requests > 0
 
