@@ -18,13 +18,14 @@ import mmap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import addressof, c_char
 from dataclasses import dataclass
+from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from ..events import ByteRange, OperationKind
+from ..events import ByteRange, OperationKind, Stack
 from ..hooks.patching import Patches
 from ..triton_cpu.addresses import guided_by_data
 from ..triton_cpu.effects import Effects, effects_of
@@ -33,7 +34,7 @@ from ..triton_cpu.launcher import CompiledKernel, pack_blocks, read
 from ..triton_cpu.memory import pointers
 from ..triton_cpu.prepared import prepared
 from ..triton_cpu.variants import Call, extents
-from ..virtual.queues import Work
+from ..virtual.queues import Queue, Work
 from ..virtual.stacks import program_stack
 from .recorder_memory import Block, extent
 
@@ -56,6 +57,12 @@ _ANYTHING = Effects(reads=True, writes=True)
 #: Of one launch: the place of a block among those of its arguments, a range relative to the block, and whether it is
 #: written.
 _Relative: TypeAlias = tuple[tuple[int, int, int, bool], ...]
+
+
+#: What a launch touches, and the blocks that this holds for as long as none of them is freed.
+_Told: TypeAlias = tuple[Work, Sequence[Block]]
+#: Types of arguments whose values say all that there is to know of them.
+_PLAIN = frozenset({int, bool, str, NoneType})
 
 
 @dataclass(frozen=True)
@@ -90,20 +97,39 @@ class Launches:
         self._declared = declared
         self._variants: dict[tuple[Any, ...], _Variant] = {}
         self._launches: dict[tuple[Any, ...], _Relative | None] = {}
-        self._told: dict[tuple[Any, ...] | None, tuple[Work | None, Sequence[Block]]] = {}
+        self._told: dict[tuple[Any, ...] | None, _Told] = {}
+        self._quick: dict[tuple[Any, ...], _Told] = {}
         self._alive: list[Any] = []  # kernels, so that no identity is used twice
 
     def launch(
         self, kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any], run: Callable[[], Any]
     ) -> Any:
         """Tell of a launch, and then do it."""
+        if not self._runtime.active:
+            return run()
+        with torch._C.DisableTorchFunction():
+            key = _quick_key(kernel, grid, args, kwargs)
+        told = None if key is None else self._quick.get(key)
+        if key is None or told is None or any(block.freed for block in told[1]):
+            return self._launch(kernel, args, grid, kwargs, run, key)
+        stack = program_stack()
+        queue = self._runtime.current_queue()
+        if queue.capture is None:
+            self._runtime.tell(queue, told[0], stack)
+        return self._run(queue, told[0], stack, run)
+
+    def _launch(
+        self, kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any], run: Callable[[], Any],
+        key: tuple[Any, ...] | None,
+    ) -> Any:  # fmt: skip
+        """The same for one that is not known."""
         runtime = self._runtime
         known = prepared(kernel)
         with torch._C.DisableTorchFunction():
             call = known.bind(args, kwargs)
         values = dict(zip(kernel.arg_names, call.values, strict=True))
         size = extents(grid(dict(values)) if callable(grid) else grid)
-        if not runtime.active or not math.prod(size):
+        if not math.prod(size):
             return run()
         stack = program_stack()
         with runtime.lock:
@@ -113,23 +139,31 @@ class Launches:
             for tensor in tensors:
                 if isinstance(tensor, Tensor):
                     runtime.memory.seen(tensor, stack)
-            work = self._declare(kernel.__name__, values, self._work(kernel, call, size, tensors))
+            work, blocks = self._work(kernel, call, size, tensors)
+            if key is not None and blocks is not None and kernel.__name__ not in self._declared:
+                _remember(self._quick, key, (work, blocks))
+            work = self._declare(kernel.__name__, values, work)
             queue = runtime.current_queue()
             if queue.capture is None:
                 runtime.tell(queue, work, stack)
         return self._run(queue, work, stack, run)
 
-    def _run(self, queue: Any, work: Work, stack: Any, run: Callable[[], Any]) -> Any:
+    def _run(self, queue: Queue, work: Work, stack: Stack, run: Callable[[], Any]) -> Any:
         runtime = self._runtime
-        if queue.capture is None:
+        capture, here = queue.capture, runtime.here
+        if capture is None:
             runtime.pace_before(stack)
-        with runtime.inside(work.name):
+        outer, here.inside = here.inside, work.name
+        try:
             result = run()
-        if queue.capture is None:
+        finally:
+            here.inside = outer
+        if capture is None:
             runtime.pace_after()
-        elif not queue.capture.lost:
+            runtime.sink.flush_if_long()
+        elif not capture.lost:
             with runtime.lock:
-                queue.capture.add(queue, work)
+                capture.add(queue, work)
         return result
 
     def _declare(self, name: str, values: Mapping[str, Any], work: Work) -> Work:
@@ -145,25 +179,28 @@ class Launches:
 
     # What a launch touches
 
-    def _work(self, kernel: Any, call: Call, size: tuple[int, int, int], tensors: Sequence[Any]) -> Work:
+    def _work(
+        self, kernel: Any, call: Call, size: tuple[int, int, int], tensors: Sequence[Any]
+    ) -> tuple[Work, Sequence[Block] | None]:
+        """What a launch touches; and the blocks for which the same holds of the same launch again, if it does."""
         variant = self._variant(kernel, call)
         name = f"triton:{kernel.__name__}"
-        if variant.elsewhere and kernel.__name__ not in self._declared:
+        elsewhere = variant.elsewhere and kernel.__name__ not in self._declared
+        if elsewhere:
             self._runtime.unseen[name] += 1
         key = None if _is_opaque(call.words) else (id(kernel), call.key, size, *call.words)
-        work = self._again(key)
-        return self._new_work(variant, name, call, size, tensors, key) if work is None else work
-
-    def _again(self, key: tuple[Any, ...] | None) -> Work | None:
-        """What the same launch, of the same blocks, touched before."""
-        work, blocks = self._told.get(key, (None, ()))
-        find = self._runtime.find_block
-        return work if all(find(block.base) is block for block in blocks) else None
+        told = self._told.get(key)
+        if told is None or any(block.freed for block in told[1]):
+            work, blocks = self._new_work(variant, name, call, size, tensors)
+            if key is None or blocks is None:
+                return work, None
+            told = work, blocks
+            _remember(self._told, key, told)
+        return told[0], None if elsewhere else told[1]
 
     def _new_work(
-        self, variant: _Variant, name: str, call: Call, size: tuple[int, int, int], tensors: Sequence[Any],
-        key: tuple[Any, ...] | None,
-    ) -> Work:  # fmt: skip
+        self, variant: _Variant, name: str, call: Call, size: tuple[int, int, int], tensors: Sequence[Any]
+    ) -> tuple[Work, Sequence[Block] | None]:
         spans = {tensor.data_ptr(): _range_of(tensor) for tensor in tensors if isinstance(tensor, Tensor)}
         places = [
             (index, word) for index, (kind, word) in enumerate(zip(variant.kinds, call.words, strict=True))
@@ -181,11 +218,7 @@ class Launches:
         for (index, word), block in zip(places, blocks, strict=True):
             if id(block) in vague and word in spans:
                 _add_possible(work, variant.effects[index], spans[word])
-        if key is not None and not vague:
-            if len(self._told) >= _MAX_LAUNCHES:
-                self._told.clear()
-            self._told[key] = work, _distinct(blocks)
-        return work
+        return work, None if vague else _distinct(blocks)
 
     def _variant(self, kernel: Any, call: Call) -> _Variant:
         key = (id(kernel), *call.key)
@@ -213,9 +246,7 @@ class Launches:
         sizes = tuple(block.size for block in known)
         key = (id(variant.code), size, sizes, tuple(map(_hashable, words)))
         if key not in self._launches:
-            if len(self._launches) >= _MAX_LAUNCHES:
-                self._launches.clear()
-            self._launches[key] = _rehearse(variant.code, words, size, sizes)
+            _remember(self._launches, key, _rehearse(variant.code, words, size, sizes))
         return self._launches[key]
 
 
@@ -297,6 +328,34 @@ def _range_of(tensor: Tensor) -> ByteRange:
 def _is_opaque(words: Iterable[Any]) -> bool:
     """Whether something is passed that is neither a number nor an address, such as a tensor descriptor."""
     return any(type(word) not in (int, float, bool) for word in words)
+
+
+def _quick_key(kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """What tells a launch from others before its arguments are bound; None if it takes more than numbers and tensors.
+
+    Of a tensor a kernel gets the address and the type, and nothing else.
+    """
+    if type(grid) is not tuple or any(type(number) is not int for number in grid):
+        return None
+    key: list[Any] = [id(kernel), grid, *kwargs]
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        kind = type(value)
+        if kind in _PLAIN:
+            key += (kind, value)
+        elif kind is float:
+            key += (kind, value.hex())
+        elif isinstance(value, Tensor):
+            key += (value.dtype, value.data_ptr())
+        else:
+            return None
+    return tuple(key)
+
+
+def _remember(table: dict[Any, Any], key: Any, value: Any) -> None:
+    """Add to a table that begins anew when it has become long."""
+    if len(table) >= _MAX_LAUNCHES:
+        table.clear()
+    table[key] = value
 
 
 def _hashable(word: Any) -> Any:

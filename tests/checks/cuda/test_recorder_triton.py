@@ -86,6 +86,60 @@ def test_one_at_another_place_in_its_block_is():
     assert rehearsals(program) == 2
 
 
+def bindings(program):
+    """How many launches of a program had their arguments bound, beyond the binding that the launch itself needs."""
+    with pytest.MonkeyPatch.context() as patch:
+        calls, stock = [], recorder_triton.prepared
+        patch.setattr(recorder_triton, "prepared", lambda kernel: calls.append(kernel) or stock(kernel))
+        found = run(program).findings
+    # Once for a launch, and once more for a variant that is met for the first time.
+    return len(calls), [finding.code for finding in found]
+
+
+def test_a_launch_that_was_told_before_is_known_by_its_arguments():
+    def program(last=4, grid=(1,), touch=False):
+        def launches():
+            x, out = torch.ones(8, device="cuda"), torch.zeros(8, device="cuda")
+            for number in (4, 4, 4, last):
+                double[grid](x, out, number, BLOCK=8)
+            if touch:
+                on_side(lambda: double[(1,)](x, out, 4, BLOCK=8), lambda: x[3:].fill_(2))
+
+        return launches
+
+    assert bindings(program()) == (2, [])
+    assert bindings(program(last=5)) == (3, [])
+    # The one that was known is judged as the first was.
+    assert bindings(program(touch=True)) == (2, ["MRV204"])
+    # What a grid is made of by a function, nobody knows beforehand.
+    assert bindings(program(grid=lambda meta: (1,))) == (5, [])
+
+
+def test_memory_that_lies_where_other_memory_was_is_met_anew():
+    def program():
+        out = torch.zeros(8, device="cuda")
+        for _ in range(3):
+            x = torch.ones(8, device="cuda")
+            double[(1,)](x, out, 4, BLOCK=8)
+            del x
+
+    count, codes = bindings(program)
+    assert count == 4 and codes == []
+
+
+def test_what_data_decides_and_what_goes_elsewhere_is_bound_each_time():
+    def program():
+        index, x, out = torch.arange(4, device="cuda"), torch.ones(8, device="cuda"), torch.zeros(4, device="cuda")
+        table = torch.tensor([x.data_ptr()], device="cuda")
+        for _ in range(2):
+            gather[(1,)](index, x, out)
+            through_table[(1,)](table, out)
+
+    recorder = run(program)
+    assert recorder.unseen == {"triton:through_table": 2}
+    assert bindings(program)[0] == 6
+
+
 def table_program():
     x, out = torch.ones(4, device="cuda"), torch.zeros(4, device="cuda")
     table = torch.tensor([x.data_ptr()], device="cuda")
