@@ -52,10 +52,13 @@ class Block:
         recorded: streams that ``record_stream`` named.
     """
 
-    __slots__ = (
-        "_dtype", "_shape", "anchor", "base", "dropped", "freed", "graph", "id", "lane", "queue", "recorded", "size",
-        "space", "stack", "storage",
-    )  # fmt: skip
+    # Of most blocks nothing else is ever true, so that it need not be written down for each.
+    id = lane = -1
+    storage = 0
+    dropped = freed = False
+    graph: Capture | None = None
+    recorded = _NOT_RECORDED
+    anchor: _Anchor | None = None
 
     def __init__(self, base: int, size: int, space: Space, tensor: Tensor, stack: Stack, queue: Queue | None) -> None:
         self.base = base
@@ -63,12 +66,6 @@ class Block:
         self.space = space
         self.stack = stack
         self.queue = queue
-        self.id = self.lane = -1
-        self.storage = 0
-        self.dropped = self.freed = False
-        self.graph: Capture | None = None
-        self.recorded = _NOT_RECORDED
-        self.anchor: _Anchor | None = None
         self._dtype = tensor.dtype
         self._shape = tensor.shape
 
@@ -109,6 +106,8 @@ class Memory:
         self._runtime = runtime
         self._blocks: BlockMap[Block] = BlockMap()
         self._changes: deque[Block] = deque()
+        # A bound method is an object of its own each time that it is asked for.
+        self._dropped, self._judge_free, self._judge_made = self._drop, self._free, self.tell
         self.storages: dict[int, Block] = {}
 
     @property
@@ -171,17 +170,27 @@ class Memory:
         block = self.create(tensor, space, queue, stack)
         if block is not None:
             if made is None:
-                self._runtime.sink.add((self.tell, block))
+                self._runtime.sink.add((self._judge_made, block))
             else:
                 made.append(block)
         return block
 
     def create(self, tensor: Tensor, space: Space, queue: Queue | None, stack: Stack) -> Block | None:
         """The same, but the sink is not told yet."""
-        runtime = self._runtime
-        owner, base, size = runtime.backend.memory_of(tensor)
-        if size == 0:
+        owner, base, size = self._runtime.backend.memory_of(tensor)
+        return self._place(owner, base, size, tensor, space, queue, stack) if size else None
+
+    def fresh(self, tensor: Tensor, queue: Queue, stack: Stack) -> Block | None:
+        """The same of a result on the device; None if it lies in memory that is known."""
+        owner, base, size = self._runtime.backend.memory_of(tensor)
+        if not size or base in self.storages:
             return None
+        return self._place(owner, base, size, tensor, Space.DEVICE, queue, stack)
+
+    def _place(
+        self, owner: Any, base: int, size: int, tensor: Tensor, space: Space, queue: Queue | None, stack: Stack
+    ) -> Block:
+        runtime = self._runtime
         block = Block(base, size, space, tensor, stack, queue)
         if queue is None:
             block.storage, block.lane = owner._cdata, runtime.host_lane()
@@ -189,7 +198,7 @@ class Memory:
             block.lane = queue.lane
         if runtime.captures.current is not None:
             runtime.captures.adopt(block)
-        block.anchor = anchor = _Anchor(owner, self._drop)
+        block.anchor = anchor = _Anchor(owner, self._dropped)
         anchor.block = block
         self.storages[base] = block
         self._changes.append(block)
@@ -218,7 +227,7 @@ class Memory:
         runtime = self._runtime
         lane = runtime.here.lane
         after = [queue.lane for queue in block.recorded.values()] if block.recorded else ()
-        runtime.sink.add((self._free, block, runtime.opener if lane is None else lane, stack, after))
+        runtime.sink.add((self._judge_free, block, runtime.opener if lane is None else lane, stack, after))
         if self.storages.get(block.base) is block:
             del self.storages[block.base]
         self._changes.append(block)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..events import OperationKind, Space, Stack
+from ..events import OperationKind, Stack
 from ..virtual.calls import PARTIAL
 from ..virtual.copies import owned_by_allocator
 from ..virtual.inference import Operator
@@ -57,7 +57,8 @@ def plain_handler(operators: Operators, operator: Operator, general: Handler) ->
     written = frozenset(place for place, _ in operator.writes)
     judge = functools.partial(judge_plain, runtime, name, OperationKind.KERNEL, False)
     add, flush_if_long = runtime.sink.add, runtime.sink.flush_if_long
-    strided, getframe = torch.strided, sys._getframe
+    strided, getframe, new_block = torch.strided, sys._getframe, runtime.memory.fresh
+    compute = operator.compute  # the overload itself would pass its arguments on in Python
 
     def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         queue = queues.get(current_stream())
@@ -66,14 +67,11 @@ def plain_handler(operators: Operators, operator: Operator, general: Handler) ->
         entry = Entry((judge, None, None, here.lane, runtime.step, None, None))
         for place, value in enumerate(args):
             if isinstance(value, Tensor):
-                if (
-                    not is_on_device(value)
-                    or value.layout is not strided
-                    or not value.is_contiguous()
-                    or base_of(value) not in known
-                ):
+                if not is_on_device(value) or value.layout is not strided or not value.is_contiguous():
                     return general(func, args, kwargs)
                 low = value.data_ptr()
+                if low not in known and base_of(value) not in known:
+                    return general(func, args, kwargs)
                 entry += (place in written, low, low + value.nbytes)
         if len(entry) == _MADE + 1 or (kwargs and any(isinstance(value, Tensor) for value in kwargs.values())):
             return general(func, args, kwargs)
@@ -83,12 +81,13 @@ def plain_handler(operators: Operators, operator: Operator, general: Handler) ->
         add(entry)
         outer, here.inside = here.inside, name
         try:
-            result = func(*args, **kwargs)
+            result = compute(*args, **kwargs)
             if fresh:
                 if type(result) is Tensor and is_on_device(result) and result.layout is strided:
-                    if base_of(result) not in known:
-                        entry[_MADE] = runtime.memory.create(result, Space.DEVICE, queue, stack)
-                    add_piece(entry, result)
+                    low = result.data_ptr()
+                    if low not in known:
+                        entry[_MADE] = new_block(result, queue, stack)
+                    add_piece(entry, result, low)
                 else:
                     operators.take_results(entry, operator, result, queue, stack)
         finally:
@@ -116,6 +115,7 @@ def copy_handler(operators: Operators, general: Handler) -> Handler:
         for kind, protected in ((kinds[0], False), (kinds[1], False), (kinds[1], True))
     )
     add, flush_if_long, getframe = runtime.sink.add, runtime.sink.flush_if_long, sys._getframe
+    compute = torch.ops.aten.copy_.default._op
 
     def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         target, source = args[0], args[1]
@@ -125,8 +125,9 @@ def copy_handler(operators: Operators, general: Handler) -> Handler:
         for tensor in (target, source):
             if tensor.layout is not strided or not tensor.is_contiguous():
                 return general(func, args, kwargs)
-        block = known.get(base_of(source))
-        if block is None or base_of(target) not in known:
+        low, start = source.data_ptr(), target.data_ptr()
+        block = known.get(low) or known.get(base_of(source))
+        if block is None or (start not in known and base_of(target) not in known):
             return general(func, args, kwargs)
         if is_on_device(source):
             judge = on_device
@@ -134,7 +135,6 @@ def copy_handler(operators: Operators, general: Handler) -> Handler:
             judge = own_upload if owned_by_allocator(block, source) else upload
         else:
             return general(func, args, kwargs)
-        low, start = source.data_ptr(), target.data_ptr()
         entry = Entry((
             judge, None, stack_above(getframe(2)), runtime.host_lane(), runtime.step, None, None,
             False, low, low + source.nbytes, True, start, start + target.nbytes,
@@ -142,7 +142,7 @@ def copy_handler(operators: Operators, general: Handler) -> Handler:
         add(entry)
         outer, here.inside = here.inside, "aten.copy_"
         try:
-            return func(*args, **kwargs)
+            return compute(*args, **kwargs)
         finally:
             here.inside = outer
             entry[1] = queue.lane
@@ -151,9 +151,8 @@ def copy_handler(operators: Operators, general: Handler) -> Handler:
     return call
 
 
-def add_piece(entry: Entry, tensor: Tensor) -> None:
-    """A result is written."""
-    low = tensor.data_ptr()
+def add_piece(entry: Entry, tensor: Tensor, low: int) -> None:
+    """A result is written, from its first address on."""
     if tensor.is_contiguous():
         entry += (True, low, low + tensor.nbytes)
     else:
