@@ -159,7 +159,7 @@ class RunnerConfig:
     @property
     def largest_graph(self) -> int:
         """Lanes of the largest batch that a graph of this mode may meet."""
-        return self.max_num_reqs if self.graph_mode == "full" else self.max_num_batched_tokens
+        return self.max_logits if self.graph_mode == "full" else self.max_num_batched_tokens
 
     def _check_type(self, name: str, type_name: str) -> None:
         value = getattr(self, name)

@@ -60,16 +60,16 @@ def _speculation_bytes(config: RunnerConfig, model: LlamaConfig, draft: LlamaCon
         size += 4 * config.max_num_reqs * config.drafts * model.vocab_size
     if draft is not None:
         lanes, requests = draft_capacity(config)
-        width = model.hidden_size if config.speculation == "eagle" else 1
+        width = model.hidden_size if config.speculation == "eagle" else 0
         size += lanes * (4 + 8 + 8) + requests * 4 + (requests + 1) * 4
-        size += config.max_num_reqs * width * config.torch_dtype.itemsize + _cache_bytes(config, draft)
+        size += (config.max_num_reqs + lanes) * width * config.torch_dtype.itemsize + _cache_bytes(config, draft)
     return size
 
 
 def draft_capacity(config: RunnerConfig) -> tuple[int, int]:
     """Lanes and requests of a draft model's largest batch: all that the target computes, and a newest token each."""
     requests = padded(config.max_num_reqs, config.pad_to)
-    return max(config.max_num_batched_tokens + config.max_num_reqs, requests), requests
+    return max(config.max_num_batched_tokens + config.max_num_reqs, 2 * requests), requests
 
 
 @contextmanager

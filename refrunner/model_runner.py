@@ -142,6 +142,8 @@ class ModelRunner:
                 self._run_padding(largest_shape(self.config))
                 self._device.synchronize()
                 self._graphs.capture(self._builder, self._pad)
+                if self._proposer is not None:
+                    self._proposer.capture(self._pad(BatchShape(1, 1)), self._states)
 
     @torch.inference_mode()
     def _run_padding(self, shape: BatchShape) -> None:
@@ -188,10 +190,13 @@ class ModelRunner:
     def invariants(self) -> list[InvariantViolation]:
         """Check the bookkeeping against the device; synchronises."""
         self._device.synchronize()
-        moved = [InvariantViolation("graph-address", detail) for detail in self._graphs.moved()]
+        moved = [InvariantViolation("graph-address", detail) for detail in self._moved()]
         tables = self._builder.block_tables
         counts = HostCounts(self._computed, self._total, self._unverified)
         return moved + check_invariants(self._states, tables, counts, self.batch)
+
+    def _moved(self) -> list[str]:
+        return [*self._graphs.moved(), *(self._proposer.moved() if self._proposer is not None else ())]
 
     def close(self) -> None:
         """Wait for outstanding work and refuse further steps; the memory goes with the last reference."""
@@ -299,7 +304,7 @@ class ModelRunner:
     def _needs(self, step: Step) -> BatchNeeds:
         """What the batch asks of a graph. A prefill is every token that was known when its request entered."""
         counts = step.scheduled
-        decode_only = all(n == 1 and self._computed[name] >= self._prefill_len[name] for name, n in counts.items())
+        decode_only = all(self._computed[name] >= self._prefill_len[name] for name in counts)
         return BatchNeeds(sum(counts.values()), len(counts), decode_only)
 
     def _forward(self, batch: InputBatch, graph: Candidate | None) -> Tensor:

@@ -20,9 +20,9 @@ class BatchNeeds:
     Attributes:
         num_tokens: scheduled in this step.
         num_requests: that they belong to.
-        decode_only: every request computes exactly the one token that was drawn last. The last token of a prompt that
-            comes in chunks is no such token, though its batch would have the same shape: what a backend prepares for
-            a decode need not hold for it.
+        decode_only: every request computes exactly the one token that was drawn last, and drafts behind it. The last
+            token of a prompt that comes in chunks is no such token, though its batch would have the same shape: what a
+            backend prepares for a decode need not hold for it.
     """
 
     num_tokens: int
@@ -36,11 +36,13 @@ class Candidate:
 
     Attributes:
         mode: ``"full"``, the whole forward pass, for decodes; or ``"piecewise"``, everything but attention.
-        num_tokens: lanes. A full graph has as many requests; pieces see no requests, attention runs between them.
+        num_tokens: lanes.
+        most_requests: requests of a full graph; pieces see no requests, attention runs between them.
     """
 
     mode: str
     num_tokens: int
+    most_requests: int
 
     def admits(self, needs: BatchNeeds) -> bool:
         """Whether the batch, padded, may run in this graph."""
@@ -48,7 +50,7 @@ class Candidate:
 
     def shape(self, num_requests: int) -> BatchShape:
         """Size of a batch of so many requests, padded for this graph."""
-        return BatchShape(self.num_tokens, self.num_tokens if self.mode == "full" else num_requests)
+        return BatchShape(self.num_tokens, self.most_requests if self.mode == "full" else num_requests)
 
 
 def candidates(config: RunnerConfig) -> tuple[Candidate, ...]:
@@ -56,7 +58,7 @@ def candidates(config: RunnerConfig) -> tuple[Candidate, ...]:
     if config.graph_mode == "eager":
         return ()
     sizes = config.graph_sizes or powers_up_to(config.largest_graph)
-    return tuple(Candidate(config.graph_mode, size) for size in sizes)
+    return tuple(Candidate(config.graph_mode, size, min(size, config.max_num_reqs)) for size in sizes)
 
 
 def first_that_admits(choices: Iterable[Candidate], needs: BatchNeeds) -> Candidate | None:

@@ -16,7 +16,7 @@ PAD_SLOT = tl.constexpr(-1)
 @kernel
 def prepare_draft_inputs(
     rows_ptr,  # [N] int32
-    starts_ptr,  # [N + 1] int32; read in the first pass only
+    starts_ptr,  # [N + 1] int32; read without LANES only
     num_emitted_ptr,  # [N] int32
     num_computed_ptr,  # [R] int32, after the step
     total_len_ptr,  # [R] int32, likewise
@@ -33,7 +33,7 @@ def prepare_draft_inputs(
     num_requests,
     ahead,  # drafts before this pass
     max_model_len,
-    FIRST: tl.constexpr,  # the first pass; otherwise each request has one lane, and padding requests, too
+    LANES: tl.constexpr,  # of each request, padding requests too; 0: as many as `starts` says, and no padding
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -42,9 +42,9 @@ def prepare_draft_inputs(
     A lane beyond the request's blocks or the longest sequence keeps nothing, and no draft is made of it.
     """
     request = tl.program_id(0)
-    start = tl.minimum(request, num_requests)
-    end = tl.minimum(request + 1, num_requests)
-    if FIRST:
+    start = tl.minimum(request, num_requests) * LANES
+    end = tl.minimum(request + 1, num_requests) * LANES
+    if LANES == 0:
         start = tl.load(starts_ptr + request)
         end = tl.load(starts_ptr + request + 1)
     tl.store(bounds_ptr + request, start)
@@ -72,10 +72,11 @@ def prepare_draft_inputs(
             tl.store(input_ids_ptr + start + lane, token, mask=inside)
             tl.store(positions_ptr + start + lane, tl.where(known, position, 0).to(tl.int64), mask=inside)
             tl.store(slots_ptr + start + lane, slot, mask=inside)
-    elif not FIRST:
-        tl.store(input_ids_ptr + request, 0)
-        tl.store(positions_ptr + request, 0)
-        tl.store(slots_ptr + request, PAD_SLOT)
+    else:
+        for lane in range(LANES):
+            tl.store(input_ids_ptr + request * LANES + lane, 0)
+            tl.store(positions_ptr + request * LANES + lane, 0)
+            tl.store(slots_ptr + request * LANES + lane, PAD_SLOT)
     tl.store(seq_lens_ptr + request, tl.minimum(length, max_model_len))
 
 

@@ -72,27 +72,37 @@ class DraftInputs:
         """The upload is on its way; what was planned can be viewed."""
         self.starts, self.last_lanes, self.enters, self._num_blocks = map(upload.view, self._tickets)
 
-    def first_pass(self, batch: InputBatch, num_emitted: Tensor, states: RequestStates) -> InputBatch:
-        """The batch of the first pass; one launch."""
-        count = batch.num_requests
-        self._fill(batch, num_emitted, states, 0, count, first=True)
-        return self._view(batch, int(self._host_starts[-1]), count, self._host_starts, 1)
+    @property
+    def num_lanes(self) -> int:
+        """Lanes of the first pass."""
+        return int(self._host_starts[-1])
 
-    def next_pass(
-        self, batch: InputBatch, num_emitted: Tensor, states: RequestStates, ahead: int, requests: int
+    def all_have(self, lanes: int) -> bool:
+        """Whether every request has so many lanes in the first pass."""
+        return bool((np.diff(self._host_starts) == lanes).all())
+
+    def ragged_pass(self, batch: InputBatch, num_emitted: Tensor, states: RequestStates) -> InputBatch:
+        """The batch of a first pass with the lanes that were planned; one launch."""
+        count = batch.num_requests
+        self._fill(batch, num_emitted, states, 0, count, 0)
+        return self._view(batch, self.num_lanes, count, self._host_starts, 1)
+
+    def uniform_pass(
+        self, batch: InputBatch, num_emitted: Tensor, states: RequestStates, ahead: int, lanes: int, requests: int
     ) -> InputBatch:
-        """The batch of a further pass, one lane for each request; one launch.
+        """The batch of a pass with so many lanes for each request; one launch.
 
         Args:
-            ahead: drafts so far, at least 1.
+            ahead: drafts so far.
+            lanes: the newest token or draft, and known ones before it.
             requests: N', with padding.
         """
-        self._fill(batch, num_emitted, states, ahead, requests, first=False)
-        starts = np.minimum(np.arange(requests + 1), batch.num_requests).astype(np.int32)
-        return self._view(batch, requests, requests, starts, 1 + ahead)
+        self._fill(batch, num_emitted, states, ahead, requests, lanes)
+        starts = (lanes * np.minimum(np.arange(requests + 1), batch.num_requests)).astype(np.int32)
+        return self._view(batch, lanes * requests, requests, starts, 1 + ahead)
 
     def _fill(
-        self, batch: InputBatch, num_emitted: Tensor, states: RequestStates, ahead: int, requests: int, *, first: bool
+        self, batch: InputBatch, num_emitted: Tensor, states: RequestStates, ahead: int, requests: int, lanes: int
     ) -> None:
         table = self._tables.batch_table[0]
         prepare_draft_inputs[(requests,)](
@@ -100,7 +110,7 @@ class DraftInputs:
             states.token_ids, states.token_ids.stride(0), table, table.stride(0), self._num_blocks,
             self._input_ids, self._positions, self._slots, self._seq_lens, self._bounds,
             batch.num_requests, ahead, self._config.max_model_len,
-            FIRST=first, BLOCK_SIZE=self._config.block_size, BLOCK=LANES,
+            LANES=lanes, BLOCK_SIZE=self._config.block_size, BLOCK=LANES,
         )  # fmt: skip
 
     def _view(self, batch: InputBatch, lanes: int, requests: int, starts: NDArray[np.int32], beyond: int) -> InputBatch:

@@ -68,6 +68,14 @@ class Proposer(Protocol):
         """
         ...
 
+    def capture(self, batch: InputBatch, states: RequestStates) -> None:
+        """Record graphs, if ``RunnerConfig.graph_mode`` asks for them; ``batch`` is without a request."""
+        ...
+
+    def moved(self) -> list[str]:
+        """Tensors that its graphs read and that are no longer where they were, a line each."""
+        ...
+
 
 class NgramProposer:
     """What followed the latest tokens when they last occurred; see ``kernels.speculation.propose_ngrams``.
@@ -102,3 +110,10 @@ class NgramProposer:
     def warm_up(self, batch: InputBatch, hidden: Tensor, states: RequestStates) -> None:
         """See :class:`Proposer`."""
         self.propose(batch, batch.rows, hidden, states, PackedUpload())
+
+    def capture(self, batch: InputBatch, states: RequestStates) -> None:
+        """See :class:`Proposer`; one launch is no graph."""
+
+    def moved(self) -> list[str]:
+        """See :class:`Proposer`."""
+        return []

@@ -62,7 +62,8 @@ def drive(items, target=None, device="cpu", draft_model="", **settings):
     """Run a workload to its end; returns its driver. Settings may name what the workload leaves open."""
     config = {"model": "tiny", "draft_model": draft_model, "device": device, **items.capacities, **settings}
     runner = (target or ReferenceTarget()).build(config)
-    merged = Workload(items.requests, {**items.capacities, **settings}, VOCAB, items.steps_in_flight)
+    of_scheduler = {**items.capacities, **settings, "graph_mode": "eager"}
+    merged = Workload(items.requests, of_scheduler, VOCAB, items.steps_in_flight)
     shown = runner if device == "cpu" else WithoutSnapshots(runner)
     driver = Driver(shown, merged, check_invariants=device == "cpu")
     driver.run()

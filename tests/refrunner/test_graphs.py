@@ -33,11 +33,11 @@ MODES = {
 
 
 def full(size):
-    return Candidate("full", size)
+    return Candidate("full", size, size)
 
 
 def pieces(size):
-    return Candidate("piecewise", size)
+    return Candidate("piecewise", size, size)
 
 
 class TestCandidates:

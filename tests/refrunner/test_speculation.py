@@ -34,11 +34,22 @@ def test_the_tokens_are_those_without_speculation(proposer, seed, num_drafts):
     assert driver.trace.counts["resumed"] > 0 or MANY
 
 
-@pytest.mark.parametrize("schedule", ["late", "random:1", "starve:0", "starve:1"])
-@pytest.mark.parametrize("proposer", PROPOSERS)
-def test_no_race_and_the_same_tokens_on_the_virtual_device(proposer, schedule):
+ORDERS = (("late", "full"), ("random:1", "piecewise"), ("starve:0", "eager"), ("starve:1", "full"))
+
+
+@pytest.mark.parametrize(
+    ("proposer", "schedule", "graph_mode"),
+    [
+        (proposer, *order)
+        for number, proposer in enumerate(PROPOSERS)
+        for place, order in enumerate(ORDERS)
+        if MANY or place in (number, number + 1)
+    ],
+)
+def test_no_race_and_the_same_tokens_on_the_virtual_device(proposer, schedule, graph_mode):
     shape = {**SHAPES[proposer], "requests": 4}
-    driver = on_virtual_device(workload(1, **shape), schedule, num_drafts=3, attention="triton", **PROPOSERS[proposer])
+    settings = {"num_drafts": 3, "attention": "triton", "graph_mode": graph_mode, **PROPOSERS[proposer]}
+    driver = on_virtual_device(workload(1, **shape), schedule, **settings)
     assert not differences(driver, plain_results(1, **shape))
     assert driver._scheduler.speculation.accepted > 0
 
