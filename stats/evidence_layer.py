@@ -6,14 +6,17 @@ device or the compiler last changed. The false alarm rate holds for the whole ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mrv2.checks.findings import JSON
+from mrv2.checks.findings import JSON, RunVerdict
 
+from .decision import Audit, run_audit
 from .design import min_discrepancy, min_num_samples
 from .distribution_layer import RowPlan, count_draws
 from .distributions import AuditRow
@@ -22,12 +25,13 @@ from .layers import AuditPlan, LayerResult, LayerTest, Progress, RowDraws
 from .ledger import EvidenceKey, EvidenceLedger
 from .pooling import rank_groups
 from .sequential import DirichletMixtureEProcess, confidence_sequence
-from .targets import SamplerTarget
+from .targets import IdentifiedTarget, Identity, SamplerTarget
 
 # An e-process needs up to 1.35 times the draws of a fixed test at the level of one test among a hundred.
 _COST = 1.35
 _TESTS = 100
 _GROUPING = 10**6  # draws for which cells are made: they must not change from night to night
+_STRIDE = 2**40  # between the seeds of portions
 _MISS_RATE = 1e-3  # of the confidence sequences shown
 
 
@@ -87,6 +91,52 @@ class EvidenceLayer:
         could_see = min_discrepancy(max(1, round(draws / _COST)), level, plan.false_pass_rate, df)
         evidence = _evidence(process, names)
         return LayerTest(row.name, result, False, "discrepancy", must_see, could_see, needed, evidence, sequential=True)
+
+
+def evidence_key(target: object, vocab_size: int) -> EvidenceKey:
+    """What evidence about a target is kept under; the name of the test is left empty.
+
+    A target that is no :class:`~mrv2.stats.targets.IdentifiedTarget` is known by its name and the source of its class,
+    and what it calls is not: its ledger must be emptied by hand when that changes.
+
+    Args:
+        target: what is audited.
+        vocab_size: V.
+    """
+    if isinstance(target, IdentifiedTarget):
+        identity = target.identity()
+    else:
+        kind = type(target)
+        try:
+            source = inspect.getsource(kind)
+        except (OSError, TypeError):
+            source = f"{kind.__module__}.{kind.__qualname__}"
+        named = f"{getattr(target, 'name', '')}\n{source}"
+        identity = Identity(hashlib.sha256(named.encode()).hexdigest(), "cpu", "none")
+    return EvidenceKey("", identity.kernel, identity.device, identity.compiler, identity.dtype, vocab_size)
+
+
+def run_campaign(
+    layer: EvidenceLayer, target: object, plan: AuditPlan, progress: Progress, over: Callable[[], bool]
+) -> Audit:
+    """Add portion after portion to the ledger until the sampler fails or time is over.
+
+    Args:
+        layer: rows with the draws of one portion each.
+        target: what is audited.
+        plan: its seed must be new, e.g. made from the date; portions take seeds far from each other.
+        progress: told of draws and tests.
+        over: asked after each portion.
+
+    Returns:
+        the audit of the last portion, which counts all draws.
+    """
+    portion = 0
+    while True:
+        audit = run_audit([layer], target, replace(plan, seed=plan.seed + portion * _STRIDE), progress)
+        if audit.decision.verdict is RunVerdict.FAIL or over():
+            return audit
+        portion += 1
 
 
 def cells_of(row: AuditRow) -> tuple[NDArray[np.int64], tuple[str, ...], NDArray[np.float64]]:

@@ -259,3 +259,29 @@ class BlockVerifyingTarget(Protocol):
     """
 
     verifies_blocks: bool
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What evidence about a sampler holds for; if any part changes, evidence starts anew.
+
+    Attributes:
+        kernel: hash of its sources.
+        device: name of the GPU, or ``"cpu"``.
+        compiler: name and version of what compiles its kernels.
+        dtype: of its logits.
+    """
+
+    kernel: str
+    device: str
+    compiler: str
+    dtype: str = "float32"
+
+
+@runtime_checkable
+class IdentifiedTarget(Protocol):
+    """Optional: knows which code and machine draw; without it, the class and its source file stand for it."""
+
+    def identity(self) -> Identity:
+        """Of the sampler as it is now."""
+        ...

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import version
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mrv2.stats.targets import Filters, Purpose
+from mrv2.stats.targets import Filters, Identity, Purpose
 
 from .reference_noise import reference_words
 
@@ -81,6 +84,16 @@ class ReferenceSampler:
                 counts.scatter_add_(0, tokens, torch.ones_like(tokens))
         found: NDArray[np.int64] = counts.cpu().numpy()
         return found
+
+    def identity(self) -> Identity:
+        """See :class:`mrv2.stats.targets.IdentifiedTarget`: the sources of sampling and kernels, device and Triton."""
+        import torch
+
+        folder = Path(str(importlib.import_module(self._package).__file__)).parent
+        sources = sorted(path for part in ("sampling", "kernels") for path in (folder / part).glob("*.py"))
+        digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+        device = torch.cuda.get_device_name() if self._device == "cuda" else "cpu"
+        return Identity(digest, device, f"triton {version('triton')}")
 
     def words(
         self,

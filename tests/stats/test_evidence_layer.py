@@ -2,12 +2,14 @@ import numpy as np
 import pytest
 
 from mrv2.checks.findings import RunVerdict
+from mrv2.fuzz.targets.reference_sampler import ReferenceSampler
 from mrv2.stats.decision import run_audit
 from mrv2.stats.distribution_layer import RowPlan
 from mrv2.stats.distributions import cliff, flat, recorded
-from mrv2.stats.evidence_layer import EvidenceLayer, cells_of
+from mrv2.stats.evidence_layer import EvidenceLayer, cells_of, evidence_key, run_campaign
 from mrv2.stats.layers import AuditPlan, Silent
 from mrv2.stats.ledger import EvidenceKey, EvidenceLedger
+from mrv2.stats.targets import Identity
 
 from .samplers import Multinomial
 
@@ -59,3 +61,40 @@ def test_cells_hold_all_of_the_mass(row):
 def test_a_target_that_cannot_draw_is_not_asked(tmp_path):
     layer = EvidenceLayer([], EvidenceLedger(tmp_path / "x"), KEY)
     assert layer.run(object(), AuditPlan(V, 0), Silent()).not_run
+
+
+def test_a_campaign_goes_on_until_it_fails_or_time_is_over(tmp_path):
+    asked = []
+
+    def over():
+        asked.append(None)
+        return len(asked) == 3
+
+    def campaign(target, name):
+        layer = EvidenceLayer([RowPlan(CLIFF, 20_000)], EvidenceLedger(tmp_path / name), KEY)
+        return run_campaign(layer, target, AuditPlan(V, seed=20261130), Silent(), over).decision
+
+    clean = campaign(Multinomial(), "clean")
+    assert clean.tests[0].first.result.draws == 60_000 and clean.verdict is not RunVerdict.FAIL
+    asked.clear()
+    wrong = campaign(Multinomial(spoil=lambda p: np.where(p < 0.1, 0.5 * p, p)), "wrong")
+    assert wrong.verdict is RunVerdict.FAIL and wrong.tests[0].first.result.draws == 20_000 and asked == []
+
+
+def test_keys_follow_the_code():
+    class Other(Multinomial):
+        """Another class."""
+
+    one, other = evidence_key(Multinomial(), V), evidence_key(Other(), V)
+    assert one == evidence_key(Multinomial(), V) != other and one.vocab_size == V
+
+    class Identified(Multinomial):
+        def identity(self):
+            return Identity("hash", "H200", "triton 3.9", "bfloat16")
+
+    assert evidence_key(Identified(), V) == EvidenceKey("", "hash", "H200", "triton 3.9", "bfloat16", V)
+
+
+def test_the_reference_knows_its_sources():
+    key = evidence_key(ReferenceSampler(), V)
+    assert len(key.kernel) == 64 and key.gpu == "cpu" and key.triton.startswith("triton 3.")
