@@ -6,10 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mrv2.checks.happens_before import Need
 from mrv2.checks.virtual import virtual_device
-from mrv2.checks.virtual.removal import fences_of
-from mrv2.fuzz.programs import RunnerProgram, random_workload
+from mrv2.fuzz.programs import random_workload
 from mrv2.fuzz.targets.reference import ReferenceTarget
 from mrv2.fuzz.workload import Driver
 from mrv2.refrunner.api import NewRequest, SamplingParams, Step
@@ -215,28 +213,6 @@ def test_a_capture_that_fails_leaves_its_error_and_a_stream_that_works(monkeypat
         monkeypatch.undo()
         assert not torch.cuda.is_current_stream_capturing()
         assert build(**MODES["full"]).invariants() == []
-
-
-class WithGraphs(ReferenceTarget):
-    """The reference target, whose runner captures graphs."""
-
-    def __init__(self, mode):
-        super().__init__()
-        self._settings = MODES[mode]
-
-    def build(self, config):
-        return super().build({**config, **self._settings})
-
-
-@pytest.mark.parametrize("mode", ["full, one size", "piecewise"])
-def test_no_fence_is_vacuous(mode):
-    """Those of startup are removable; those of a step are needed, graphs or not."""
-    run, fences = fences_of(RunnerProgram(WithGraphs(mode), random_workload(256, 1, 8)))
-    assert run.error is None and not run.findings
-    needs = {need: {fence.name for fence in fences if fence.need is need} for need in Need}
-    assert not needs[Need.VACUOUS]
-    assert {"wait_stream", "Event.synchronize", "Event.query"} <= needs[Need.NEEDED]
-    assert needs[Need.REMOVABLE] <= {"torch.cuda.synchronize"}
 
 
 def test_what_a_capture_enqueues_beside_its_graphs_is_waited_for(monkeypatch):
