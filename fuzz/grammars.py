@@ -29,6 +29,11 @@ CAPACITIES = {
     "num_kv_blocks": 50,
     "grammars": True,
 }
+#: Further stages of the sampler, which see what the grammar has left; none of them forbids a token.
+STAGES: tuple[dict[str, Any], ...] = (
+    {}, {}, {}, {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": -0.3},
+    {"top_k": 5, "top_p": 0.9}, {"min_p": 0.02, "logit_bias": ((34, 1.0), (125, 2.0))},
+)  # fmt: skip
 
 
 def random_schema(draw: random.Random, depth: int = 2) -> dict[str, Any]:
@@ -89,9 +94,11 @@ def runner_with_grammars() -> dict[str, object]:
 
 
 def _request(draw: random.Random, index: int, constrained: bool) -> WorkloadRequest:
+    temperature, seed = draw.choice((0.0, 0.8, 1.5)), draw.getrandbits(64)
     params = SamplingParams(
-        temperature=draw.choice((0.0, 0.8, 1.5)),
-        seed=draw.getrandbits(64),
+        temperature=temperature,
+        seed=seed,
+        **random.Random(seed).choice(STAGES),
         max_tokens=MOST_TOKENS if constrained else draw.randint(1, 20),
         stop_token_ids=(STOP,) if constrained else (),
         grammar=random_grammar(draw) if constrained else None,

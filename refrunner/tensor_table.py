@@ -50,6 +50,7 @@ class Entry:
 
 
 _STAGED = "apply_staged_writes"
+_ADVANCED = (_STAGED, "propose_ngrams", "post_update_verified", "post_update")
 _STEP = "step; address fixed"
 _BUILDER = "ModelRunner._builder"
 _TABLES = f"{_BUILDER}.block_tables"
@@ -59,15 +60,15 @@ TABLE = (
     Entry(
         "ModelRunner._states._counters.gpu",
         "`num_computed`, `total_len`, `last_sampled`, `in_place`, generations, `num_drafts`", "[6, R] i32",
-        DEVICE, "request", (_STAGED, "post_update"), MAIN,
+        DEVICE, "request", _ADVANCED, MAIN,
     ),
     Entry(
         "ModelRunner._states._token_ids.gpu", "`token_ids`", "[R, L] i32",
-        DEVICE, "request; stale beyond `total_len`, and below `in_place`", (_STAGED, "post_update"), MAIN,
+        DEVICE, "request; stale beyond `total_len`, and below `in_place`", _ADVANCED, MAIN,
     ),
     Entry(
         "ModelRunner._states._tables._words", "the two tables above: one memory, one flush", "[words] i32",
-        DEVICE, "request", (_STAGED, "post_update"), MAIN,
+        DEVICE, "request", _ADVANCED, MAIN,
     ),
     Entry(
         "ModelRunner._states._prompts.memory", "prompts that are read in place", "[R, L] i32",
@@ -87,7 +88,7 @@ TABLE = (
     ),
     Entry(
         "ModelRunner._sampler._penalties.counts", "how often each token was drawn", "[R, V] i32",
-        DEVICE, "request with penalties", ("count_known_tokens", "count_drawn_tokens"), MAIN,
+        DEVICE, "request with penalties", ("count_known_tokens", "count_emitted_tokens", "count_drawn_tokens"), MAIN,
     ),
     Entry(
         "ModelRunner._sampler.no_threshold", "the threshold that keeps all", "[max(R, chunk)] i32",
@@ -119,6 +120,10 @@ TABLE = (
         DEVICE, _STEP, ("prepare_positions",), MAIN,
     ),
     Entry(
+        f"{_BUILDER}._sample_positions", "with drafts: tokens before each row of logits", "[M] i32",
+        DEVICE, _STEP, ("locate_logits",), MAIN,
+    ),
+    Entry(
         f"{_BUILDER}._query_start_loc", "`query_start_loc`; T for padding", "[N' + 1] i32",
         DEVICE, _STEP, ("prepare_positions",), MAIN,
     ),
@@ -136,7 +141,7 @@ TABLE = (
     ),
     Entry(
         "ModelRunner._grammar._masks.memory",
-        "masks of grammars, and the row of logits that each is for", "[R + R * V / 32] i32",
+        "masks of grammars, and the row of logits that each is for", "[M + M * V / 32] i32",
         DEVICE, "step; address fixed", ("copy_",), UPLOAD,
     ),
     Entry(
@@ -162,6 +167,10 @@ TABLE = (
     ),
     Entry(
         "AsyncOutput._copies(*)", "drawn tokens and log-probabilities", "[..., N] i32, f32",
+        PINNED, "the handle; fresh", ("copy_",), COPY,
+    ),
+    Entry(
+        "AsyncOutput._drafts(*", "drafts that the host makes masks for", "[N, K] i32",
         PINNED, "the handle; fresh", ("copy_",), COPY,
     ),
     Entry(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +13,7 @@ from mrv2.ci.report import console as screen
 from mrv2.ci.report.json_report import Report, check_destination, write_report
 
 from .environment import describe
+from .grammars import GrammarOption, JsonSchemaOption, read_grammar
 from .shared import DebugOption, JsonOption, ModelOption, guarded, notes
 
 if TYPE_CHECKING:
@@ -54,14 +54,8 @@ def generate(
         int | None,
         typer.Option(metavar="K", help="Report the K likeliest tokens beside each, in --json.", show_default=False),
     ] = None,
-    json_schema: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Generate JSON that this JSON schema allows.", show_default=False),
-    ] = None,
-    grammar: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Generate a text of this grammar, in GBNF or Lark.", show_default=False),
-    ] = None,
+    json_schema: JsonSchemaOption = None,
+    grammar: GrammarOption = None,
     device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, or cuda with or without an index.")] = "cpu",
     attention: Annotated[
         str, typer.Option(metavar="NAME", help="torch, the reference, or triton, whose layers are kernels.")
@@ -79,7 +73,6 @@ def generate(
         from mrv2.refrunner.api import SamplingParams
         from mrv2.refrunner.llm import LLM
 
-        from .grammars import read_grammar
         from .kernels import compiled_kernels
 
         if json:
@@ -104,12 +97,7 @@ def generate(
             done = _run(llm, prompt, sampling, stream)
         if json:
             write_report(json, _as_report(model, prompt, done))
-        if not stream:
-            _print(prompt + done.text + "\n")
-        if done.error is not None:
-            raise done.error
-        seeded = "" if done.seed is None else f", seed {done.seed}"
-        screen.line(notes(), f"{len(done.token_ids)} tokens, finished by {done.finish_reason}{seeded}")
+        _show(done, "" if stream else prompt + done.text + "\n")
 
 
 def _run(llm: LLM, prompt: str, sampling: SamplingParams, stream: bool) -> Completion:
@@ -123,6 +111,19 @@ def _run(llm: LLM, prompt: str, sampling: SamplingParams, stream: bool) -> Compl
     if stream:
         _print("\n")
     return requests.completions()[0]
+
+
+def _show(done: Completion, text: str) -> None:
+    """What is still to be printed of a text, and how it ended.
+
+    Raises:
+        RequestError: by an error.
+    """
+    _print(text)
+    if done.error is not None:
+        raise done.error
+    seeded = "" if done.seed is None else f", seed {done.seed}"
+    screen.line(notes(), f"{len(done.token_ids)} tokens, finished by {done.finish_reason}{seeded}")
 
 
 def _print(text: str) -> None:

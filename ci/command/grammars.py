@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from mrv2.ci.report.problem import InputError
 from mrv2.refrunner.api import Grammar
+
+JsonSchemaOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Generate JSON that this JSON schema allows.", show_default=False)
+]
+GrammarOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Generate a text of this GBNF or Lark grammar.", show_default=False)
+]
 
 
 def read_grammar(json_schema: Path | None, grammar: Path | None) -> Grammar | None:

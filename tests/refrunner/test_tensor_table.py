@@ -40,7 +40,7 @@ SETTINGS = {
     "in place": {"attention": "triton", "prompt_tokens": "uva", "staged_writes": "in_place"},
     "full": {"attention": "triton", "graph_mode": "full", "graph_sizes": (1,)},
     "piecewise": {"attention": "triton", "graph_mode": "piecewise", "graph_sizes": (1,)},
-    "grammars": {"attention": "torch", "grammars": True},
+    "grammars": {"attention": "torch", "grammars": True, "speculation": "ngram"},
 }
 EVERYTHING = SamplingParams(
     temperature=0.8, seed=3, repetition_penalty=1.1, allowed_token_ids=tuple(range(99)), logit_bias=((3, 0.5),),
