@@ -43,6 +43,23 @@ def has_shape_from_data(name: str) -> Judge:
     return lambda noticed, args, kwargs, result, took: Cause(WaitKind.SHAPE, name) if noticed else None
 
 
+def finds_distinct(name: str, place: int) -> Judge:
+    """Of a call that finds distinct values, or along a dimension distinct slices, of which torch does not warn.
+
+    Args:
+        name: of the call.
+        place: of ``dim`` among its positional arguments.
+    """
+
+    def judge(noticed: int, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, took: int) -> Cause | None:
+        given = next(filter(is_tensor, (*args, *kwargs.values())))
+        dim = kwargs.get("dim", args[place] if len(args) > place else None)
+        waits = noticed or (dim is not None and given.is_cuda and given.numel())
+        return Cause(WaitKind.SHAPE, name) if waits else None
+
+    return judge
+
+
 def decomposes(name: str, operator: str) -> Judge:
     """Of a call that waits below torch, which is silent then, for the shape of its first tensor.
 

@@ -51,6 +51,7 @@ class CudaTrap:
         self._device = device
         self._thread = Thread()
         self._patches = CallPatches()
+        self._scope = contextlib.ExitStack()
         self._lock = threading.Lock()
         self._pinned = PinnedAddresses()
         self._captures: dict[tuple[object, ...], Finding] = {}
@@ -81,6 +82,7 @@ class CudaTrap:
         try:
             self.warnings.disarm()
         finally:
+            self._scope.close()
             self._patches.undo()
 
     # Waits
@@ -272,22 +274,20 @@ class CudaTrap:
 
     def _patch_triton(self) -> None:
         try:
-            from triton.compiler.compiler import CompiledKernel
+            from triton import knobs
             from triton.runtime.jit import JITFunction
         except ImportError:
             return
         self._patches.method(JITFunction, "run", partial(self._launching, name="a launch of a Triton kernel"))
-        self._patches.method(CompiledKernel, "_init_handles", self._loading)
+        chain = knobs.runtime.kernel_load_start_hook  # asks nothing of a launch, unlike what loads a kernel
+        chain.add(self._loads)
+        self._scope.callback(chain.remove, self._loads)
 
-    def _loading(self, original: Any) -> Callable[..., Any]:
-        def loads(kernel: Any) -> Any:
-            if kernel.module is None:
-                self._thread.doing.loaded = self._device.now_ns()
-                if open_entries():
-                    self._tell(Cause(WaitKind.MODULE, f"the first launch of {kernel.name}"), None)
-            return original(kernel)
-
-        return loads
+    def _loads(self, module: Any, function: Any, name: str, metadata: Any, key: str) -> None:
+        """Triton is about to load a kernel."""
+        self._thread.doing.loaded = self._device.now_ns()
+        if open_entries():
+            self._tell(Cause(WaitKind.MODULE, f"the first launch of {name}"), None)
 
 
 class _Watch(Watch):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +22,7 @@ from .judges import (
     copies,
     copies_each,
     decomposes,
+    finds_distinct,
     has_shape_from_data,
     indexes,
     moves,
@@ -118,18 +120,24 @@ def _decompositions(module: ModuleType, names: str, operator: str) -> tuple[Call
     )
 
 
+def _distinct(name: str, place: int) -> tuple[Call, ...]:
+    judge = partial(finds_distinct, place=place)
+    return (
+        *_methods(name, judge, way=Way.JUDGED, allocates=True),
+        *_functions(name, judge, way=Way.JUDGED, allocates=True),
+    )
+
+
 CALLS: tuple[Call, ...] = (
     *_methods("item __bool__ __int__ __float__ __complex__ __index__ is_nonzero equal allclose", reads_value),
     *_methods("__contains__ __format__", reads_value),
     *_functions("equal allclose is_nonzero", reads_value),
     *_methods("tolist numpy __repr__ __reduce_ex__", reads_tensor),
     *_functions("save", reads_tensor),
-    *_methods(
-        "nonzero masked_select unique unique_consecutive bincount repeat_interleave argwhere", has_shape_from_data
-    ),
-    *_functions(
-        "nonzero masked_select unique unique_consecutive bincount repeat_interleave argwhere", has_shape_from_data
-    ),
+    *_methods("nonzero masked_select bincount repeat_interleave argwhere", has_shape_from_data),
+    *_functions("nonzero masked_select bincount repeat_interleave argwhere", has_shape_from_data),
+    *_distinct("unique", 4),
+    *_distinct("unique_consecutive", 3),
     *_functions("tensor as_tensor asarray", builds),
     *_methods("new_tensor", builds),
     *_methods("__getitem__", indexes, way=Way.INDEXES, is_free=_is_plain_index),

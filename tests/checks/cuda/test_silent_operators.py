@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from mrv2.checks.cuda.sync_trap import cuda_sync_trap
 from mrv2.checks.hot_path import hot_path
 from mrv2.checks.sync.virtual import sync_trap
 from mrv2.checks.sync.waits import WaitKind
-from mrv2.ci.gpu.operator_waits import operators
+from mrv2.ci.gpu.operator_waits import measure, operators
 
 _FILE = Path(__file__).parents[1] / "sync" / "operator_waits_h200.json"
 WAITING = frozenset(json.loads(_FILE.read_text())["operators"]["waiting"])
@@ -44,6 +45,38 @@ def test_both_traps_say_what_was_measured(open_trap):
     assert real == codes(sync_trap, samples)
     assert {name: found == ["MRV109"] for name, found in real.items()} == {name: name in WAITING for name in real}
     assert {name.partition("#")[0] for name in real} == NAMES and len(WAITING & set(real)) > 20
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:torch.lu is deprecated")
+def test_the_trap_says_what_is_measured_on_this_gpu(record_property):
+    """Torch's own samples, made before the trap is opened; and distinct slices, of which torch does not warn."""
+    x = torch.arange(6.0, device="cuda").view(3, 2)
+    slices = {
+        "unique": lambda: torch.unique(x, dim=0), "Tensor.unique": lambda: x.unique(dim=1),
+        "unique_consecutive": lambda: torch.unique_consecutive(x, dim=0), "unique, empty": lambda: x[:0].unique(dim=0),
+    }  # fmt: skip
+    calls = [*samples(), *slices.items()]
+    measured = {name: waits for name, waits in measure(iter(calls)).items() if isinstance(waits, bool)}
+    told = codes(cuda_sync_trap, lambda: [(name, call) for name, call in calls if name in measured])
+    record_property("silent operators", json.dumps(measured))
+    assert {name: bool(found) for name, found in told.items()} == measured
+    assert len(measured) > 20 and {True, False} == set(measured.values())
+
+
+def test_distinct_slices_wait_though_torch_is_silent(open_trap):
+    with open_trap(silent=[WaitKind.SHAPE]) as trap:
+        x, host = torch.ones(3, 2, device="cuda"), torch.ones(3, 2)
+        with hot_path("decode"):
+            torch.unique(x, dim=0)
+            x.unique(True, False, False, 1)
+            torch.unique_consecutive(x, dim=0)
+            x.unique_consecutive(False, False, 1)
+            torch.unique(host, dim=0)
+            torch.unique(x[:0], dim=0)
+    names = [finding.evidence["operation"] for finding in trap.findings]
+    assert names == ["torch.unique", "Tensor.unique", "torch.unique_consecutive", "Tensor.unique_consecutive"]
+    assert {finding.code for finding in trap.findings} == {"MRV105"}
 
 
 def few():

@@ -2,7 +2,6 @@
 
 import threading
 import warnings
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -172,13 +171,14 @@ def test_a_wait_in_a_capture_is_the_captures_finding(open_trap, monkeypatch):
     ]
 
 
-def test_the_first_use_of_a_kernel(open_trap, monkeypatch):
-    kind = triton.compiler.compiler.CompiledKernel
-    monkeypatch.setattr(kind, "_init_handles", lambda kernel: setattr(kernel, "module", 1))
-    kernel = SimpleNamespace(module=None, name="rotary")
-    with open_trap() as trap, hot_path("decode"):
-        kind._init_handles(kernel)
-        kind._init_handles(kernel)
+def test_the_first_use_of_a_kernel(open_trap):
+    told = triton.knobs.runtime.kernel_load_start_hook
+    before = [*told.calls]
+    with open_trap() as trap:
+        told(None, None, "warm", None, "")  # as Triton does where it loads a kernel
+        with hot_path("decode"):
+            told(None, None, "rotary", None, "")
+    assert told.calls == before
     (finding,) = trap.findings
     assert (finding.code, finding.evidence["operation"], finding.evidence["times"]) == (
         "MRV107",
