@@ -160,6 +160,16 @@ class _TargetCrash(Exception):
         self.crash = crash
 
 
+@dataclass(frozen=True)
+class _InFlight:
+    """A step whose output is not taken: who draws in it, how many drafts each had, and who decided it."""
+
+    handle: Handle
+    draws: frozenset[str]
+    drafts: Mapping[str, int]
+    scheduled: bool
+
+
 class Driver:
     """Drives one runner through one workload."""
 
@@ -176,7 +186,7 @@ class Driver:
         config = RunnerConfig(**workload.capacities)
         self._scheduler = Scheduler(config, workload.windows)
         self._model = StepModel(config.block_size)
-        self._in_flight: deque[tuple[Handle, frozenset[str], Mapping[str, int]]] = deque()
+        self._in_flight: deque[_InFlight] = deque()
         arriving = [request for request in workload.requests if request.continues is None]
         self._arrivals = deque(sorted(arriving, key=lambda request: request.arrival))
         self._continuing = [request for request in workload.requests if request.continues is not None]
@@ -188,8 +198,7 @@ class Driver:
     def run(self) -> Trace:
         """Drive until every request has ended, or the target crashes."""
         try:
-            while self._arrivals or self._continuing or self._scheduler.has_work or self._in_flight:
-                self._advance()
+            self._drive()
         except _TargetCrash as crash:
             self.trace.crash = crash.crash
         for name, request in self._scheduler.requests.items():
@@ -197,6 +206,10 @@ class Driver:
                 request.output_token_ids, tuple(request.logprobs), request.finish_reason
             )
         return self.trace
+
+    def _drive(self) -> None:
+        while self._arrivals or self._continuing or self._scheduler.has_work or self._in_flight:
+            self._advance()
 
     def _advance(self) -> None:
         self._arrive()
@@ -235,7 +248,8 @@ class Driver:
                 if due and self._scheduler.preempt(request.request_id):
                     self._preempted.add((request.request_id, count))
 
-    def _execute(self, step: Step) -> None:
+    def _execute(self, step: Step, *, scheduled: bool = True) -> None:
+        """Execute a step; one that the scheduler did not decide must be empty, and its output is none of its own."""
         self.trace.steps.append(step)
         self._count(step)
         self._expected = self._model.advance(step)
@@ -247,7 +261,7 @@ class Driver:
                 self._compare_inputs(step)
             raise
         self._compare_inputs(step)
-        self._in_flight.append((handle, self._expected.draws, step.drafts))
+        self._in_flight.append(_InFlight(handle, self._expected.draws, step.drafts, scheduled))
         if self._check_invariants:
             self._look_inside()
 
@@ -308,10 +322,12 @@ class Driver:
     def _take_output(self) -> None:
         if not self._in_flight:
             return
-        handle, draws, drafts = self._in_flight.popleft()
-        output = self._call(lambda: checked_output(handle.result(), draws, self._workload.vocab_size, drafts))
-        self._model.record(output)
-        self._scheduler.update(output)
+        step = self._in_flight.popleft()
+        vocab_size = self._workload.vocab_size
+        output = self._call(lambda: checked_output(step.handle.result(), step.draws, vocab_size, step.drafts))
+        if step.scheduled:
+            self._model.record(output)
+            self._scheduler.update(output)
 
 
 def run_target(

@@ -142,4 +142,18 @@ ENTRIES = (
         ),
         stage="any",
     ),
+    CodeInfo(
+        code="MRV311",
+        title="a fuzzed case went wrong",
+        soundness=Soundness.SOUND,
+        rule="whatever requests come, go and are preempted, and whatever the device runs first, a step does what its "
+        "contract says, without a wait and without a race",
+        why="such a case comes up under load, and nobody can say afterwards what had happened before",
+        remedy="paste the test that comes with the finding; its script is as small as it could be made",
+        example=Example(
+            "self.free_rows.append(row)                      # and the step before still reads it",
+            "self.free_rows.append(row, after=step_event)",
+        ),
+        stage="mrv2 fuzz",
+    ),
 )

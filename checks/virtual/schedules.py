@@ -255,6 +255,11 @@ class Recorder:
             self._streams.append(-1)
         return choice
 
+    @property
+    def moments(self) -> int:
+        """How many moments the run had so far: a deviation at a later one does nothing."""
+        return self._moments.now + 1
+
     def decisions(self) -> tuple[Decision, ...]:
         """Every operation that ran although nothing forced it to, and where none ran although the host polled again."""
         streams = (None if stream < 0 else stream for stream in self._streams)

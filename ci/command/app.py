@@ -12,6 +12,7 @@ from .diff import diff
 from .doctor import doctor
 from .explain import explain
 from .fences import fences
+from .fuzz import fuzz
 from .generate import generate
 from .lint import lint
 from .race import race
@@ -28,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (verify, race, lint, replay, fences, generate, doctor, explain, diff):
+for command in (verify, race, lint, fuzz, replay, fences, generate, doctor, explain, diff):
     app.command()(command)
 app.add_typer(trace, name="trace")
 

@@ -40,6 +40,15 @@ class ReferenceTarget:
     knobs: Mapping[str, Knob] = {
         "poison": Knob((False, True), "fill dead memory with values that would show"),
         "pad_to": Knob((1, 4, 8), "pad the batch to a multiple, as captured graphs need"),
+        "attention": Knob(("torch", "triton"), "the reference, or paged attention in Triton"),
+        "graph_mode": Knob(("eager", "piecewise", "full"), "how much of a step is replayed from graphs"),
+        "prompt_tokens": Knob(("staged", "uva"), "prompts copied to the device, or read in pinned memory"),
+        "staged_writes": Knob(("copied", "in_place"), "writes copied to the device, or read in pinned memory"),
+        "prefix_caching": Knob((False, True), "reuse the keys and values of equal prefixes"),
+        "zero_new_blocks": Knob((False, True), "fill a block with zeros before a request gets it"),
+        "prompt_logprobs_chunk": Knob((1024, 3), "tokens of a prompt whose logits are in memory at once"),
+        "force_sampler_stages": Knob((False, True), "run every stage of the sampler for every request"),
+        "scheduling": Knob(("fcfs", "priority"), "who is served first"),
     }
 
     def __init__(self, package: str = "mrv2.refrunner") -> None:

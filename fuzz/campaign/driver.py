@@ -1,0 +1,215 @@
+"""Starts workers, starts them again when they die, and stops them when time is over."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mrv2.checks.errors import CheckError
+from mrv2.fuzz.script import script_from_json
+
+from .durable import write_durably
+from .findings import FindingStore, FoundCase
+from .options import Options
+from .progress import Progress, read_progress
+from .worker import FINDINGS, WORKERS
+
+POLL_SECONDS = 0.2
+#: A worker that dies so often without having finished a case will not get better.
+DEATHS_IN_A_ROW = 5
+CAMPAIGN = "campaign.json"
+#: Signals that are sent from outside, and say nothing about the target.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class State:
+    """A campaign at one moment, read from its folder.
+
+    Attributes:
+        progress: sums over all workers that ever were.
+        findings: all.
+        workers: that run now.
+        deaths: workers that ended without having been told to, in this run of the driver.
+        seconds: of this run.
+    """
+
+    progress: Progress
+    findings: tuple[FoundCase, ...]
+    workers: int
+    deaths: int
+    seconds: float
+
+
+@dataclass
+class _Process:
+    number: int
+    process: subprocess.Popen[str]
+    deaths: int = 0
+    cases_before: int = 0
+
+
+class CampaignDriver:
+    """Runs the workers of a campaign.
+
+    Args:
+        folder: of the campaign; one that exists is continued.
+        options: of the campaign.
+        workers: how many at once.
+        command: starts a worker, given its number; the options are written to its standard input.
+
+    Raises:
+        CheckError: the folder holds a campaign with another target.
+        OSError: the folder cannot be written to.
+    """
+
+    def __init__(self, folder: Path, options: Options, workers: int, command: Callable[[int], Sequence[str]]) -> None:
+        self._folder = folder
+        self._options = options
+        self._command = command
+        self._store = FindingStore(folder / FINDINGS)
+        self._count = workers
+        self._processes: list[_Process] = []
+        self._deaths = 0
+        self._began = time.monotonic()
+        _claim(folder, options)
+
+    def run(self, seconds: float | None, watch: Callable[[State], None]) -> State:
+        """Run until time is over, all workers have done their cases, or KeyboardInterrupt, which ends it in order.
+
+        Args:
+            seconds: how long; None until the workers are done.
+            watch: is called now and then with what there is so far.
+
+        Returns:
+            the state at the end, with no worker left.
+
+        Raises:
+            KeyboardInterrupt: after everything has been stopped and written.
+            CheckError: a worker cannot be kept alive, or its disk is full.
+        """
+        try:
+            self._processes = [self._start(number) for number in range(self._count)]
+            while self._alive() and (seconds is None or time.monotonic() - self._began < seconds):
+                time.sleep(POLL_SECONDS)
+                watch(self.state())
+        finally:
+            self._stop()
+        return self.state()
+
+    def state(self) -> State:
+        """What the folder holds now."""
+        alive = sum(one.process.poll() is None for one in self._processes)
+        progress = read_progress(self._folder / WORKERS)
+        return State(progress, tuple(self._store.all()), alive, self._deaths, time.monotonic() - self._began)
+
+    def _start(self, number: int) -> _Process:
+        errors = (self._folder / WORKERS / f"{number}.stderr").open("a", encoding="utf-8")
+        with errors:
+            process = subprocess.Popen(
+                self._command(number),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                text=True,
+                # Ctrl-C reaches the driver alone, which then tells the workers.
+                start_new_session=True,
+            )
+        assert process.stdin is not None
+        process.stdin.write(self._options.as_json() + "\n")
+        process.stdin.close()
+        return _Process(number, process)
+
+    def _alive(self) -> bool:
+        """Whether work goes on; starts those workers again that died.
+
+        Raises:
+            CheckError: one cannot be kept alive, or its disk is full.
+        """
+        for index, one in enumerate(self._processes):
+            code = one.process.poll()
+            if code is None or code == 0:
+                continue
+            self._deaths += 1
+            self._died(one, code)
+            again = self._start(one.number)
+            again.deaths, again.cases_before = one.deaths, one.cases_before
+            self._processes[index] = again
+        return any(one.process.poll() is None for one in self._processes)
+
+    def _died(self, one: _Process, code: int) -> None:
+        """Keep what killed it, if that was the target.
+
+        Raises:
+            CheckError: it died too often, or refuses to work.
+        """
+        if code > 0:
+            raise _refused(self._last_words(one.number))
+        if -code not in _FROM_OUTSIDE:
+            self._keep_current(one.number, signal.Signals(-code).name)
+        cases = read_progress(self._folder / WORKERS).counts["cases"]
+        one.deaths = one.deaths + 1 if cases == one.cases_before else 1
+        one.cases_before = cases
+        if one.deaths >= DEATHS_IN_A_ROW:
+            raise CheckError(
+                f"worker {one.number} of the campaign",
+                f"it must stay alive, and was ended by {signal.Signals(-code).name} {DEATHS_IN_A_ROW} times in a row",
+                "what did not run has not been tried",
+                "fewer workers, if memory was short; else the target alone, with --workers 1 and --schedule cpu",
+            )
+
+    def _keep_current(self, number: int, name: str) -> None:
+        """The script that was running when a signal of the processor's or of libc's ended the process."""
+        path = self._folder / WORKERS / f"{number}.current.json"
+        try:
+            script = script_from_json(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, CheckError):
+            return
+        text = f"the process was ended by {name} while this ran"
+        signature = f"crash {name}"
+        self._store.add(FoundCase(self._options.target, signature, text, script, script, 3, signature))
+
+    def _last_words(self, number: int) -> str:
+        text = (self._folder / WORKERS / f"{number}.stderr").read_text(encoding="utf-8", errors="replace")
+        return text.strip()[-1500:]
+
+    def _stop(self) -> None:
+        """Tell all workers to finish the case at hand, and wait for them."""
+        for one in self._processes:
+            if one.process.poll() is None:
+                one.process.send_signal(signal.SIGTERM)
+        for one in self._processes:
+            one.process.wait()
+
+
+def _claim(folder: Path, options: Options) -> None:
+    """Write down whose folder it is.
+
+    Raises:
+        CheckError: it is another campaign's.
+    """
+    path = folder / CAMPAIGN
+    (folder / WORKERS).mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        known = Options.from_json(json.dumps(json.loads(path.read_text(encoding="utf-8"))["options"]))
+        if known.target != options.target:
+            raise CheckError(
+                f"--db {folder}",
+                f"it holds a campaign with target {known.target!r}, and this one tests {options.target!r}",
+                "findings and counts of two targets would be added up",
+                "another folder for each target",
+            )
+    write_durably(path, {"campaign": 1, "options": json.loads(options.as_json())})
+
+
+def _refused(words: str) -> CheckError:
+    last = words.splitlines()[-1] if words else "it said nothing"
+    return CheckError(
+        "a worker of the campaign", f"it must run, and ended with: {last}", "what did not run has not been tried",
+        "mend that, and start the campaign again with the same --db: it goes on where it was",
+    )  # fmt: skip

@@ -1,0 +1,86 @@
+"""What a campaign does, as the driver tells its workers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from mrv2.checks.errors import CheckError
+from mrv2.checks.virtual.schedules import Schedule
+from mrv2.fuzz.script import MODEL
+from mrv2.fuzz.strategies import schedules
+from mrv2.fuzz.targets.protocols import RunnerTarget
+
+from .coverage import SAMPLING, SCHEDULES
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every worker of a campaign has in common.
+
+    Attributes:
+        target: name on the command line.
+        seed: of everything.
+        models: that the runner is tested with.
+        features: that cases may have, see ``coverage.features_of``; None allows all.
+        schedule: ``"cpu"``, a kind of ``coverage.SCHEDULES``, or the text of a schedule; None draws any.
+        cases: after so many a worker ends; None goes on until it is told to stop.
+        cases_a_round: of one call of Hypothesis, which knows nothing of the calls before but their database.
+        rules: events of a case at most.
+    """
+
+    target: str
+    seed: int = 0
+    models: tuple[str, ...] = (MODEL,)
+    features: tuple[str, ...] | None = None
+    schedule: str | None = None
+    cases: int | None = None
+    cases_a_round: int = 100
+    rules: int = 30
+
+    def as_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Options:
+        """The inverse of ``as_json``."""
+        values = json.loads(text)
+        features = values.pop("features")
+        models = tuple(values.pop("models"))
+        return cls(**values, models=models, features=None if features is None else tuple(features))
+
+    def schedules(self) -> SearchStrategy[Schedule | None]:
+        """The schedules that cases have.
+
+        Raises:
+            VirtualDeviceError: the text is no schedule.
+        """
+        chosen = self.schedule
+        if chosen is None:
+            return schedules()
+        if chosen == "cpu":
+            return st.none()
+        if chosen in SCHEDULES:
+            return schedules().filter(lambda schedule: schedule is not None and schedule.base.startswith(chosen))
+        return st.just(Schedule.parse(chosen))
+
+
+def check_features(features: tuple[str, ...] | None, target: RunnerTarget) -> None:
+    """Refuse names of features that nothing has.
+
+    Raises:
+        CheckError: one of them is unknown.
+    """
+    known = (*SAMPLING, "continues", *sorted(target.knobs))
+    unknown = [name for name in features or () if name not in known]
+    if unknown:
+        raise CheckError(
+            f"--features {unknown[0]}",
+            f"a feature is one of {', '.join(known)}",
+            "a campaign that cannot draw what was asked for would pass without having tried it",
+            "names of this list with commas between them",
+        )

@@ -1,0 +1,84 @@
+"""What workers did, as JSON lines that add up: one file for each process, so none ever writes after a torn line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mrv2.checks.findings import JSON
+
+from .durable import read_lines
+
+COUNTS = ("cases", "steps", "virtual_steps", "refused", "tokens", "near_ties", "rounds")
+TIMES = ("case_seconds", "cpu_seconds")
+
+
+@dataclass
+class Progress:
+    """Sums over processes.
+
+    Attributes:
+        counts: of ``COUNTS``.
+        seconds: of ``TIMES``, processor time; ``case_seconds`` is what the target, the device and the oracles took.
+        meetings: see ``coverage``.
+        hits: cases by the signature of a failure that they showed.
+        newest: ``time.time()`` when something was last seen for the first time; 0 before that.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+    meetings: set[str] = field(default_factory=set)
+    hits: Counter[str] = field(default_factory=Counter)
+    newest: float = 0.0
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Add what a line tells."""
+        self.counts.update({name: int(line.get(name, 0)) for name in COUNTS})
+        for name in TIMES:
+            self.seconds[name] += line.get(name, 0.0)
+        before = len(self.meetings)
+        self.meetings.update(line.get("meetings", ()))
+        self.hits.update(line.get("hits", {}))
+        if len(self.meetings) > before:
+            self.newest = max(self.newest, float(line.get("time", 0.0)))
+
+    @property
+    def overhead(self) -> float:
+        """Share of the workers' time that the target, the device and the oracles did not take."""
+        total = self.seconds["cpu_seconds"]
+        return 1 - self.seconds["case_seconds"] / total if total else 0.0
+
+
+def read_progress(folder: Path) -> Progress:
+    """The sums of all processes that ever worked in a folder."""
+    progress = Progress()
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in read_lines(path):
+            progress.add(line)
+    return progress
+
+
+class ProgressLog:
+    """Writes the lines of one process.
+
+    Args:
+        folder: is made if need be.
+        worker: number of the worker.
+
+    Raises:
+        OSError: from each method: the file system refuses; lines written before are whole.
+    """
+
+    def __init__(self, folder: Path, worker: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        number = sum(1 for _ in folder.glob(f"{worker}-*.jsonl"))
+        self._path = folder / f"{worker}-{number}-{os.getpid()}.jsonl"
+
+    def write(self, line: dict[str, JSON]) -> None:
+        """Append a line."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")

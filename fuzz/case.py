@@ -1,0 +1,274 @@
+"""Runs one script and judges everything that it showed, by all oracles at once.
+
+* tokens, log-probabilities and reports: the pure-PyTorch oracle;
+* order: the happens-before check of the virtual device;
+* waits: the sync trap in the hot paths that the target names;
+* state: inputs of each step and bookkeeping after each step on the plain CPU, at the end on the virtual device;
+* kernels: bounds and conflicts between programs, as Triton on the CPU sees them.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mrv2.checks import triton_cpu
+from mrv2.checks.errors import CheckError
+from mrv2.checks.findings import JSON, Finding
+from mrv2.checks.report.identity import identity
+from mrv2.checks.sync.settings import Settings
+from mrv2.checks.sync.virtual import install
+from mrv2.checks.sync.watch import Watch
+from mrv2.checks.virtual.runs import Run, run_program
+from mrv2.fuzz.checked import checked_runner
+from mrv2.fuzz.feature_sets.judge import Judge, Tally
+from mrv2.fuzz.feature_sets.runners import RecordingRunner
+from mrv2.fuzz.targets.protocols import Feature, HotPathTarget, Runner, RunnerTarget
+from mrv2.fuzz.workload import Crash, RequestResult, Trace, close
+from mrv2.refrunner.api import Handle, Step
+from mrv2.refrunner.kv_groups import KVGroups
+from mrv2.refrunner.models.checkpoint import load_checkpoint
+from mrv2.refrunner.oracle.llama import LlamaOracle
+from mrv2.refrunner.oracle.oracle import Oracle
+
+from .script import Script
+from .script_driver import ScriptDriver, script_workload
+
+_FOUR_PARTS = ("subject", "rule", "reason", "remedy")
+
+
+class Refused(CheckError):
+    """The target refuses the settings of a script by name; that is no fault of either."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Something that is wrong.
+
+    Attributes:
+        signature: the same for each case that fails in this way, on any machine: findings by code, title and places
+            (the happens-before signature of a race), words without their numbers, crashes by type and place.
+        text: what was seen.
+        distance: from the cause: 0 for a wrong input, 1 for an access or a wait out of order, 2 for wrong bookkeeping,
+            3 for a crash, 4 for a wrong token, 5 for a wrong report. Whatever is near may cause what is far.
+    """
+
+    signature: str
+    text: str
+    distance: int
+
+
+@dataclass(frozen=True)
+class CaseOutcome:
+    """What became of a script.
+
+    Attributes:
+        failures: everything that is wrong, one for each signature, the nearest to the cause first.
+        steps: executed.
+        tally: of the comparison with the oracle.
+        counts: how often something rare happened.
+        results: tokens and log-probabilities by request.
+        streams: that the device had; 0 on the plain CPU.
+        moments: at which a schedule can deviate; 0 likewise.
+    """
+
+    failures: tuple[Failure, ...]
+    steps: int
+    tally: Tally
+    counts: Mapping[str, int]
+    results: Mapping[str, RequestResult] = field(repr=False)
+    streams: int = 0
+    moments: int = 0
+
+
+def run_case(target: RunnerTarget, script: Script) -> CaseOutcome:
+    """Run a script and judge what it showed.
+
+    Raises:
+        Refused: the target refuses its settings.
+    """
+    program = _Program(target, script)
+    if script.schedule is None:
+        with triton_cpu.enabled() as session:
+            program()
+        return _outcome(program, tuple(session.findings), None)
+    hot_paths = target.hot_paths if isinstance(target, HotPathTarget) else ()
+    with Watch(Settings(hot_paths)) as watch:
+        run = run_program(program, script.schedule, hooks=(install(watch),))
+    if program.refusal is not None:
+        raise program.refusal
+    return _outcome(program, (*run.findings, *watch.findings), run)
+
+
+class _Program:
+    """Builds a runner and drives the script through it; on a virtual device if called inside of one."""
+
+    def __init__(self, target: RunnerTarget, script: Script) -> None:
+        self._target = target
+        self._script = script
+        self._facts = model_facts(script.model)
+        self.workload = script_workload(script, (), *self._facts)
+        self.trace = Trace()
+        self.recorder: RecordingRunner | None = None
+        self.refused = 0
+        self.refusal: Refused | None = None
+
+    @property
+    def script(self) -> Script:
+        """What runs."""
+        return self._script
+
+    def __call__(self) -> None:
+        on_cpu = self._script.schedule is None
+        runner = self._build(on_cpu)
+        if runner is None:
+            return
+        self.recorder = RecordingRunner(runner)
+        shown = _Looking(self.recorder, runner) if on_cpu and Feature.SNAPSHOT in self._target.features else None
+        driver = ScriptDriver(shown or self.recorder, self._script, *self._facts, check_invariants=on_cpu)
+        self.trace = driver.run()
+        if not self.trace.crash and not on_cpu:
+            self.trace.broken += [(len(self.trace.steps) - 1, finding) for finding in runner.invariants()]
+        close(self.recorder, self.trace)
+        self.workload = script_workload(self._script, driver.requests, *self._facts)
+        self.refused = len(driver.refused)
+
+    def _build(self, on_cpu: bool) -> Runner | None:
+        """The runner; None if the target crashed, which the trace then says.
+
+        Raises:
+            Refused: the target refuses the settings.
+        """
+        device: dict[str, JSON] = {} if on_cpu else {"device": "cuda"}
+        try:
+            return checked_runner(self._target.build({**self._script.settings, **device, "model": self._script.model}))
+        except (Exception, SystemExit) as error:
+            if all(hasattr(error, part) for part in _FOUR_PARTS):
+                self.refusal = Refused(*(getattr(error, part) for part in _FOUR_PARTS))
+                raise self.refusal from error
+            self.trace.crash = Crash(f"{type(error).__name__}: {error}", (), -1)
+            return None
+
+
+class _Looking:
+    """A recorder that shows the snapshots of the runner inside: on the plain CPU a look costs and changes nothing."""
+
+    def __init__(self, recorder: RecordingRunner, inner: Runner) -> None:
+        self._recorder = recorder
+        self._inner = inner
+
+    def execute(self, step: Step) -> Handle:
+        """See :class:`Runner`."""
+        return self._recorder.execute(step)
+
+    def invariants(self) -> list[Finding]:
+        """See :class:`Runner`."""
+        return self._inner.invariants()
+
+    def close(self) -> None:
+        """See :class:`Runner`."""
+        self._recorder.close()
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        """``snapshot``, ``producer`` and ``poisoned``, if the runner has them."""
+        found: Callable[..., object] = getattr(self._inner, name)
+        return found
+
+
+def _outcome(program: _Program, findings: tuple[Finding, ...], run: Run | None) -> CaseOutcome:
+    trace, tally = program.trace, Tally()
+    if program.recorder is not None:
+        judge = _judge(program.script.model)
+        tally = judge.judge(program.workload, trace, program.recorder.reports, program.recorder.prompts)
+    found = [*_of_trace(trace), *map(_of_finding, findings), *_broken(trace), *_crashes(trace, run)]
+    found += map(_of_words, tally.failures)
+    if program.recorder is not None:
+        found += [_of_words(f"request {name}: {fault}") for name, fault in program.recorder.faults.items()]
+    return CaseOutcome(
+        failures=_each_once(found),
+        steps=len(trace.steps),
+        tally=tally,
+        counts=_counts(program, run),
+        results=trace.results,
+        streams=run.streams if run else 0,
+        moments=run.recorder.moments if run else 0,
+    )
+
+
+def _each_once(found: Sequence[Failure]) -> tuple[Failure, ...]:
+    first: dict[str, Failure] = {}
+    for failure in found:
+        first.setdefault(failure.signature, failure)
+    return tuple(sorted(first.values(), key=lambda failure: failure.distance))
+
+
+def _counts(program: _Program, run: Run | None) -> dict[str, int]:
+    trace = program.trace
+    steps = trace.steps
+    return {
+        **trace.counts,
+        "row reuses": trace.row_reuses,
+        "row moves": trace.row_moves,
+        "prefixes found": sum(request.num_computed_tokens > 0 for step in steps for request in step.new),
+        "blocks copied": sum(len(step.block_copies) for step in steps),
+        "empty steps": sum(not step.scheduled for step in steps),
+        "refused requests": program.refused,
+    }
+
+
+def _crashes(trace: Trace, run: Run | None) -> Iterator[Failure]:
+    for crash in (trace.crash, *trace.faults):
+        if crash:
+            place = f" at {crash.where[0].file}:{crash.where[0].function}" if crash.where else ""
+            text = f"step {crash.step}: {crash.error}{place}"
+            yield Failure(f"crash {_without_numbers(crash.error)}{place}", text, 3)
+    if run is not None and run.error is not None and trace.crash is None:
+        yield Failure(f"crash {_without_numbers(run.error)}", run.ending or run.error, 3)
+
+
+def _of_trace(trace: Trace) -> Iterator[Failure]:
+    if trace.mismatch:
+        step, mismatch = trace.mismatch
+        by = f", computed by {trace.producer.file}:{trace.producer.function}" if trace.producer else ""
+        yield Failure(
+            f"wrong input {mismatch.field}",
+            f"step {step}: {mismatch.field} of request {mismatch.request_id}, index {mismatch.index}, is "
+            f"{mismatch.observed} instead of {mismatch.expected}{by}",
+            0,
+        )
+
+
+def _broken(trace: Trace) -> Iterator[Failure]:
+    for step, finding in trace.broken:
+        failure = _of_finding(finding)
+        yield Failure(failure.signature, f"step {step}: {failure.text}", 2)
+
+
+def _of_finding(finding: Finding) -> Failure:
+    places = [f"{site.file}:{site.line} ({site.function})" for site in (*finding.where[:1], *finding.other[:1])]
+    text = f"{finding.code} {finding.title} {' and '.join(places)} {dict(finding.evidence)}"
+    return Failure(f"{finding.code} {identity(finding)}", text[:1000], 1)
+
+
+def _of_words(text: str) -> Failure:
+    return Failure(_without_numbers(text), text, 4 if ": token " in text else 5)
+
+
+def _without_numbers(text: str) -> str:
+    """The kind of a sentence: its names of requests and all numbers replaced."""
+    return re.sub(r"-?\d[\d.]*(e[-+]?\d+)?|\bnan\b|-?\binf\b", "#", re.sub(r"\br\d+\b", "r", text))[:300]
+
+
+@functools.cache
+def model_facts(model: str) -> tuple[int, tuple[int, ...]]:
+    """Size of the vocabulary, and the windows of the KV groups."""
+    config = load_checkpoint(model).config
+    return config.vocab_size, KVGroups.of_layers(config.layer_windows).windows
+
+
+@functools.cache
+def _judge(model: str) -> Judge:
+    checkpoint = load_checkpoint(model)
+    return Judge(Oracle(LlamaOracle(checkpoint.config, checkpoint.tensors)))

@@ -1,0 +1,178 @@
+"""The Hypothesis state machine that writes scripts, and runs each one when it is complete.
+
+    class TestMyRunner(RunnerMachine.TestCase): ...
+
+Rules only note what happens; the whole script runs at the end, on a device of its own. So requests, settings and the
+schedule are one drawn value, and one shrinker minimises them together.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from hypothesis import note, target
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.strategies import SearchStrategy
+
+from mrv2.checks.findings import JSON
+from mrv2.checks.virtual.schedules import Schedule
+from mrv2.fuzz.targets.protocols import RunnerTarget
+from mrv2.fuzz.targets.reference import ReferenceTarget
+
+from .case import CaseOutcome, Failure, Refused, model_facts, run_case
+from .paste import as_test
+from .script import MODEL, Abort, Advance, Arrive, Collect, Event, Preempt, Script, Skip
+from .strategies import arrivals, schedules, settings_of
+
+#: States that are rarely reached: more of them is better, so Hypothesis climbs towards them.
+RARE = ("row reuses", "row moves", "preempted", "prefixes found", "blocks copied", "empty steps", "chunked")
+
+
+class FuzzFailure(AssertionError):
+    """A case went wrong.
+
+    Attributes:
+        script: what ran.
+        failures: what was wrong.
+    """
+
+    def __init__(self, target_name: str, script: Script, failures: tuple[Failure, ...]) -> None:
+        self.script = script
+        self.failures = failures
+        seen = "\n".join(f"  {failure.text}" for failure in failures[:5])
+        more = f"\n  and {len(failures) - 5} more" if len(failures) > 5 else ""
+        super().__init__(f"{target_name} went wrong:\n{seen}{more}\n\n{as_test(target_name, script, failures)}")
+
+
+class RunnerMachine(RuleBasedStateMachine):
+    """Draws requests, events, settings and a schedule for one target.
+
+    Attributes:
+        runner_target: what is tested; a subclass names another one.
+        reference: how a test that is pasted names the target.
+        models: that ``load_checkpoint`` knows, and the target too.
+        schedule_strategy: when the device runs what.
+        features: the knobs and the parameters of requests that may be used; None allows all.
+    """
+
+    runner_target: ClassVar[RunnerTarget] = ReferenceTarget()
+    reference: ClassVar[str] = "refrunner"
+    models: ClassVar[tuple[str, ...]] = (MODEL,)
+    schedule_strategy: ClassVar[SearchStrategy[Schedule | None]] = schedules()
+    features: ClassVar[tuple[str, ...] | None] = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._events: list[Event] = []
+        self._begun: tuple[dict[str, JSON], int, Schedule | None, str] | None = None
+
+    @initialize(
+        settings=st.runner().flatmap(lambda machine: machine.settings()),
+        steps_in_flight=st.sampled_from((2, 1, 3)),
+        schedule=st.runner().flatmap(lambda machine: machine.schedule_strategy),
+        model=st.runner().flatmap(lambda machine: st.sampled_from(machine.models)),
+    )
+    def begin(self, settings: dict[str, JSON], steps_in_flight: int, schedule: Schedule | None, model: str) -> None:
+        """What the runner is built with, and when the device runs what."""
+        self._begun = (settings, steps_in_flight, schedule, model)
+
+    def allows(self, name: str) -> bool:
+        """Whether a knob or a parameter of requests may be used."""
+        return self.features is None or name in self.features
+
+    def settings(self) -> SearchStrategy[dict[str, JSON]]:
+        """Capacities and knobs; enough blocks for the model with the most KV groups."""
+        groups = max(len(model_facts(model)[1]) for model in self.models)
+        knobs = {name: knob for name, knob in self.runner_target.knobs.items() if self.allows(name)}
+        return settings_of(knobs, groups)
+
+    @rule(request=st.runner().flatmap(lambda machine: arrivals(machine.vocab_size, machine.allows)))
+    def arrive(self, request: Arrive) -> None:
+        """A request arrives."""
+        self._events.append(request)
+
+    @property
+    def vocab_size(self) -> int:
+        """The smallest of the models' vocabularies."""
+        return min(model_facts(model)[0] for model in self.models)
+
+    @precondition(lambda self: self._events)
+    @rule(steps=st.integers(1, 4))
+    def advance(self, steps: int) -> None:
+        """Some steps."""
+        self._events.append(Advance(steps))
+
+    @precondition(lambda self: self._events)
+    @rule(which=st.integers(0, 3))
+    def preempt(self, which: int) -> None:
+        """A running request is preempted."""
+        self._events.append(Preempt(which))
+
+    @precondition(lambda self: self._events)
+    @rule(which=st.integers(0, 3))
+    def abort(self, which: int) -> None:
+        """A request is aborted."""
+        self._events.append(Abort(which))
+
+    @precondition(lambda self: self._events)
+    @rule()
+    def skip(self) -> None:
+        """A step in which nothing happens."""
+        self._events.append(Skip())
+
+    @precondition(lambda self: self._events)
+    @rule()
+    def collect(self) -> None:
+        """The host takes all outputs in flight."""
+        self._events.append(Collect())
+
+    def teardown(self) -> None:
+        """Run the script.
+
+        Raises:
+            FuzzFailure: something went wrong.
+        """
+        if self._begun is None or not self._events:
+            return
+        settings, steps_in_flight, schedule, model = self._begun
+        script = Script(tuple(self._events), settings, steps_in_flight, schedule, model)
+        try:
+            outcome = self.run(script)
+        except Refused as refusal:
+            note(f"refused: {refusal}")
+            return
+        for name in RARE:
+            target(float(outcome.counts[name]), label=name)
+        failures = self.to_report(script, outcome)
+        if failures:
+            raise FuzzFailure(self.reference, script, failures)
+
+    def run(self, script: Script) -> CaseOutcome:
+        """Run a script; a campaign notes what it took.
+
+        Raises:
+            Refused: the target refuses its settings.
+        """
+        return run_case(self.runner_target, script)
+
+    def to_report(self, script: Script, outcome: CaseOutcome) -> tuple[Failure, ...]:
+        """The failures that are reported; a campaign leaves out those that it has reported before."""
+        return outcome.failures
+
+
+def machine_of(
+    runner_target: RunnerTarget,
+    reference: str,
+    models: tuple[str, ...] = (MODEL,),
+    base: type[RunnerMachine] = RunnerMachine,
+) -> type[RunnerMachine]:
+    """A machine for a target.
+
+    Args:
+        runner_target: what is tested.
+        reference: its name on the command line.
+        models: that it is tested with.
+        base: what to derive from.
+    """
+    return type("Machine", (base,), {"runner_target": runner_target, "reference": reference, "models": models})

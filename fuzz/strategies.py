@@ -1,0 +1,166 @@
+"""What the fuzzer draws: settings, requests and schedules, each of few choices, so that long scripts fit and shrink.
+
+Hypothesis gives a case 8,192 units of choice. A prompt is therefore a text and a length, not a list of tokens; what is
+seldom asked for is drawn sparsely; and of a schedule only the deviations from its base are drawn. Values shrink to the
+first of each list: the plain CPU, greedy decoding, no feature.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from mrv2.checks.findings import JSON
+from mrv2.checks.virtual.schedules import Decision, Schedule
+from mrv2.fuzz.targets.protocols import Knob
+from mrv2.refrunner.api import SamplingParams
+
+from .script import Arrive
+from .script_driver import smallest_pool
+
+MAX_MODEL_LEN = 48
+LONGEST_PROMPT, LONGEST_OUTPUT = 40, 12
+#: Texts that prompts are the beginnings of, so that some share a prefix and some do not.
+TEXTS = 3
+#: Knobs that a case turns at most; two faults seldom need more, and most settings go together in twos.
+KNOBS_AT_ONCE = 4
+DEVIATIONS = 6
+#: A step of a small runner has about 40 moments; a later one than the run has does nothing.
+LAST_MOMENT = 1500
+STREAMS = 3
+BASES = ("late", "early", "starve:0", "starve:1", "starve:2")
+NUMBERED_BASES = ("random", "pct")
+
+
+def settings_of(knobs: Mapping[str, Knob], groups: int = 1) -> SearchStrategy[dict[str, JSON]]:
+    """Capacities, small enough to be felt, and some knobs that are not as they are by default.
+
+    Args:
+        knobs: of the target.
+        groups: KV groups of the model.
+    """
+    capacities = st.fixed_dictionaries(
+        {
+            "max_num_reqs": st.sampled_from((3, 1, 2, 5)),
+            "max_num_batched_tokens": st.sampled_from((16, 6, 40)),
+            "block_size": st.sampled_from((8, 4, 16)),
+        }
+    )
+    return st.builds(functools.partial(_settings, groups), capacities, st.sampled_from((8, 0, 2)), turned(knobs))
+
+
+def turned(knobs: Mapping[str, Knob]) -> SearchStrategy[dict[str, JSON]]:
+    """A few knobs, each with a value that is not its default."""
+    choices = [(name, value) for name, knob in sorted(knobs.items()) for value in knob.values[1:]]
+    if not choices:
+        return st.just({})
+    return st.lists(st.sampled_from(choices), max_size=KNOBS_AT_ONCE, unique_by=lambda choice: choice[0]).map(dict)
+
+
+def _settings(groups: int, capacities: dict[str, JSON], spare: int, knobs: dict[str, JSON]) -> dict[str, JSON]:
+    settings: dict[str, JSON] = {**capacities, "max_model_len": MAX_MODEL_LEN}
+    return {**settings, "num_kv_blocks": smallest_pool(settings, groups) + spare, **knobs}
+
+
+def schedules() -> SearchStrategy[Schedule | None]:
+    """None, for the plain CPU, or a base with a few deviations."""
+    numbered = st.builds("{}:{}".format, st.sampled_from(NUMBERED_BASES), st.integers(0, 99))
+    bases = st.one_of(st.sampled_from(BASES), numbered)
+    virtual = st.builds(Schedule, bases, deviations=st.lists(decisions(), max_size=DEVIATIONS).map(_sorted))
+    return st.one_of(st.none(), virtual, virtual)
+
+
+def _sorted(deviations: Sequence[Decision]) -> tuple[Decision, ...]:
+    return tuple(sorted(deviations, key=lambda decision: decision.moment))
+
+
+def decisions() -> SearchStrategy[Decision]:
+    """At some moment a stream runs its next operation, or all that it can, or the host goes on."""
+    streams = st.one_of(st.integers(0, STREAMS - 1), st.none())
+    return st.builds(Decision, st.integers(0, LAST_MOMENT), streams, st.booleans())
+
+
+@functools.cache
+def _text(vocab_size: int, number: int) -> tuple[int, ...]:
+    random = np.random.default_rng((vocab_size, number))
+    return tuple(int(token) for token in random.integers(0, vocab_size, LONGEST_PROMPT))
+
+
+def _all(name: str) -> bool:
+    return True
+
+
+def arrivals(vocab_size: int, allowed: Callable[[str], bool] = _all) -> SearchStrategy[Arrive]:
+    """A request: the beginning of one of a few texts, and what it asks for.
+
+    Args:
+        vocab_size: token ids are below it.
+        allowed: whether a parameter, or that a request continues another one, may be drawn.
+    """
+
+    def build(text: int, length: int, sampling: SamplingParams, priority: int, continues: int | None) -> Arrive:
+        prompt = _text(vocab_size, text)[:length]
+        return Arrive(prompt, sampling, priority, continues)
+
+    continued = st.one_of(st.none(), st.none(), st.integers(0, 3)) if allowed("continues") else st.none()
+    lengths = st.one_of(st.integers(1, 6), st.integers(1, LONGEST_PROMPT))
+    return st.builds(
+        build, st.integers(0, TEXTS - 1), lengths, sampling_params(vocab_size, allowed), st.integers(0, 2), continued
+    )
+
+
+def sampling_params(vocab_size: int, allowed: Callable[[str], bool] = _all) -> SearchStrategy[SamplingParams]:
+    """Parameters of a request, never so many constraints that no token is left.
+
+    Tokens are kept apart by their residues modulo 6: those that end a request are even, bad words are multiples of
+    three, and among the allowed ones there are always some of residue 1.
+    """
+    noise = _noise() if allowed("temperature") else st.just({})
+    return st.builds(_params, st.integers(1, LONGEST_OUTPUT), noise, _rare(vocab_size, allowed))
+
+
+def _noise() -> SearchStrategy[dict[str, Any]]:
+    """Greedy, or a temperature with a seed."""
+    seeded = st.fixed_dictionaries(
+        {"temperature": st.sampled_from((0.8, 0.4, 1.5)), "seed": st.sampled_from((0, 1, 2**32 + 1, 2**64 - 1))}
+    )
+    return st.one_of(st.just({}), seeded)
+
+
+def _rare(vocab_size: int, allowed: Callable[[str], bool]) -> SearchStrategy[dict[str, Any]]:
+    """A few of the further parameters."""
+    choices = [(name, value) for name, values in _values(vocab_size).items() if allowed(name) for value in values]
+    if not choices:
+        return st.just({})
+    return st.lists(st.sampled_from(choices), max_size=4, unique_by=lambda choice: choice[0]).map(dict)
+
+
+def _values(vocab_size: int) -> dict[str, Sequence[Any]]:
+    """Each further parameter with the values worth trying."""
+    even, thirds = tuple(range(0, vocab_size, 2)), tuple(range(0, vocab_size, 3))
+    return {
+        "top_k": (5, 1, 50),
+        "top_p": (0.9, 0.3),
+        "min_p": (0.02, 0.2),
+        "repetition_penalty": (1.3, 0.7),
+        "frequency_penalty": (0.7, -0.5),
+        "presence_penalty": (1.1, -0.9),
+        "logit_bias": (((1, 4.0),), ((1, -8.0), (7, 3.0))),
+        "allowed_token_ids": (tuple(range(1, vocab_size, 6)), (1, 2, 3, 4, 5, 7)),
+        "bad_words": (tuple((token,) for token in thirds[:60]), tuple((token, token) for token in thirds[:60])),
+        "stop_token_ids": (even[::2], even[1::3]),
+        "min_tokens": (2, 5),
+        "logprobs": (3, 0, -1),
+        "logprob_token_ids": ((5, 2),),
+        "prompt_logprobs": (2, 0, -1),
+    }
+
+
+def _params(max_tokens: int, noise: dict[str, Any], rare: dict[str, Any]) -> SamplingParams:
+    least = min(rare.get("min_tokens", 0), max_tokens)
+    return SamplingParams(**{**rare, **noise, "max_tokens": max_tokens, "min_tokens": least})
