@@ -81,8 +81,9 @@ def _sorted(deviations: Sequence[Decision]) -> tuple[Decision, ...]:
 
 def decisions() -> SearchStrategy[Decision]:
     """At some moment a stream runs its next operation, or all that it can, or the host goes on."""
-    streams = st.one_of(st.integers(0, STREAMS - 1), st.none())
-    return st.builds(Decision, st.integers(0, LAST_MOMENT), streams, st.booleans())
+    moments = st.integers(0, LAST_MOMENT)
+    runs = st.builds(Decision, moments, st.integers(0, STREAMS - 1), st.booleans())
+    return st.one_of(runs, st.builds(Decision, moments, st.none()))
 
 
 @functools.cache

@@ -154,6 +154,6 @@ ENTRIES = (
             "self.free_rows.append(row)                      # and the step before still reads it",
             "self.free_rows.append(row, after=step_event)",
         ),
-        stage="mrv2 fuzz",
+        stage="any",
     ),
 )

@@ -206,11 +206,12 @@ def _as_report(target: str, state: State, verdict: RunVerdict) -> Report:
         "meetings": len(state.progress.meetings),
         "engine overhead": round(state.progress.overhead, 4),
     }
-    findings = tuple(ReportedFinding(_as_finding(case)) for case in state.findings)
+    findings = tuple(ReportedFinding(as_finding(case)) for case in state.findings)
     return Report("fuzz", describe(), verdict, findings=findings, metrics=metrics)
 
 
-def _as_finding(case: FoundCase) -> Finding:
+def as_finding(case: FoundCase) -> Finding:
+    """A fuzzed case as reports have it."""
     return Finding(
         code="MRV311",
         verdict=Verdict.VIOLATION,

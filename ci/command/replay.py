@@ -15,6 +15,7 @@ from mrv2.ci.report.json_report import Report, check_destination, write_report
 from mrv2.ci.report.outcome import ReportedFinding
 
 from .environment import describe
+from .replay_finding import is_finding, replay_finding
 from .shared import DebugOption, JsonOption, exit_code, guarded, output
 
 if TYPE_CHECKING:
@@ -29,12 +30,16 @@ _NOT_REPEATED = (
 
 
 def replay(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A replay file.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A replay file, or a finding of mrv2 fuzz.", show_default=False)
+    ],
     twice: Annotated[bool, typer.Option("--twice", help="Also run it twice here, and compare those two runs.")] = False,
     json: JsonOption = None,
     debug: DebugOption = False,
 ) -> None:
     """Repeat a recorded run; fails unless every event is the same, and says where it is not.
+
+    A finding of mrv2 fuzz is repeated by running its script: it passes if that goes wrong in the same way.
 
     PASS is about the repetition alone: what the recorded run was found to do wrong is found again, and listed.
     One that ends by raising is INCONCLUSIVE: the file does not say how the recorded run ended.
@@ -44,6 +49,11 @@ def replay(
 
         if json:
             check_destination(json)
+        if is_finding(file):
+            report = replay_finding(output(), file, 1 + twice)
+            if json:
+                write_report(json, report)
+            raise typer.Exit(exit_code(report.verdict))
         recorded = read_replay(file)
         run, differences = _repeat(recorded, twice)
         verdict = _verdict(run, differences)

@@ -1,0 +1,272 @@
+"""Machines, the shrinker, and campaigns whose processes and disks fail."""
+
+import sys
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from mrv2.checks.errors import CheckError
+from mrv2.checks.virtual.schedules import Decision, Schedule
+from mrv2.fuzz.campaign.coverage import meetings, number_of_meetings
+from mrv2.fuzz.campaign.driver import CampaignDriver
+from mrv2.fuzz.campaign.findings import FindingStore, FoundCase, read_found_case
+from mrv2.fuzz.campaign.options import Options, check_features
+from mrv2.fuzz.campaign.progress import ProgressLog, read_progress
+from mrv2.fuzz.campaign.worker import Worker
+from mrv2.fuzz.case import CaseOutcome, Failure
+from mrv2.fuzz.feature_sets.judge import Tally
+from mrv2.fuzz.machine import RARE, FuzzFailure, RunnerMachine, machine_of
+from mrv2.fuzz.script import Abort, Advance, Arrive, Preempt, Script, Skip
+from mrv2.fuzz.shrink import Shrinker
+from mrv2.fuzz.targets.reference import ReferenceTarget
+from mrv2.refrunner.api import SamplingParams
+
+TARGET = ReferenceTarget()
+QUICK = settings(max_examples=15, stateful_step_count=10, deadline=None, suppress_health_check=list(HealthCheck))
+SMALL = Script((Arrive((1,), SamplingParams(max_tokens=1)),), {"max_num_reqs": 2})
+BIG = Script(
+    (
+        Arrive((1, 2, 3, 4), SamplingParams(temperature=0.8, seed=3, max_tokens=8, top_k=5), 2),
+        Advance(4),
+        Skip(),
+        Arrive((5, 6, 7), SamplingParams(max_tokens=8)),
+        Preempt(3),
+        Advance(3),
+        Abort(2),
+    ),
+    {"max_num_reqs": 2, "pad_to": 4, "poison": True},
+    3,
+    Schedule("random:7", 0, (Decision(3, 1), Decision(8, None), Decision(9, 0, True))),
+    "tiny-sliding",
+)
+
+
+def clean(script):
+    return CaseOutcome((), 3, Tally(tokens=2), dict.fromkeys(RARE, 0), {})
+
+
+def broken(script, signature="wrong"):
+    return CaseOutcome((Failure(signature, f"{signature}, as seen", 4),), 3, Tally(), dict.fromkeys(RARE, 0), {})
+
+
+class Playing(RunnerMachine):
+    """Judges by a function in the place of a runner."""
+
+    judge = staticmethod(clean)
+
+    def run(self, script):
+        return self.judge(script)
+
+
+def test_a_machine_draws_what_it_says_and_is_silent_about_a_runner_that_is_right():
+    seen = []
+
+    class Machine(Playing):
+        @staticmethod
+        def judge(script):
+            seen.append(script)
+            return clean(script)
+
+    run_state_machine_as_test(machine_of(TARGET, "refrunner", ("tiny", "tiny-sliding"), Machine), settings=QUICK)
+    assert {script.schedule is None for script in seen} == {True, False}
+    assert {script.model for script in seen} == {"tiny", "tiny-sliding"}
+    assert any(script.schedule and script.schedule.deviations for script in seen)
+
+
+def test_hypothesis_shrinks_requests_and_schedule_together():
+    class Machine(Playing):
+        features = ()
+
+        @staticmethod
+        def judge(script):
+            preempted = any(isinstance(event, Preempt) for event in script.events)
+            late = script.schedule is not None and any(item.moment > 100 for item in script.schedule.deviations)
+            return broken(script) if preempted and late else clean(script)
+
+    chosen = settings(QUICK, max_examples=200, stateful_step_count=5)
+    with pytest.raises(FuzzFailure) as caught:
+        run_state_machine_as_test(machine_of(TARGET, "refrunner", ("tiny",), Machine), settings=chosen)
+    script = caught.value.script
+    assert script.num_events == 2 and script.num_deviations == 1
+    assert script.schedule.deviations[0].moment == 101
+    assert "def test_replay():" in str(caught.value)
+
+
+def test_features_that_are_switched_off_are_not_drawn():
+    seen = []
+
+    class Machine(Playing):
+        features = ("top_k", "pad_to")
+
+        @staticmethod
+        def judge(script):
+            seen.append(script)
+            return clean(script)
+
+    run_state_machine_as_test(machine_of(TARGET, "refrunner", ("tiny",), Machine), settings=QUICK)
+    used = {name.split()[0] for script in seen for name in meetings(script, TARGET.knobs)}
+    assert used and used <= {"top_k", "pad_to"}
+    with pytest.raises(CheckError, match="--features topk"):
+        check_features(("topk",), TARGET)
+
+
+def test_the_shrinker_leaves_only_what_the_failure_needs():
+    def fails(script):
+        return any(isinstance(event, Abort) for event in script.events) and any(
+            isinstance(event, Arrive) and len(event.prompt) >= 2 for event in script.events
+        )
+
+    shrinker = Shrinker(fails, TARGET.knobs)
+    script = shrinker.shrink(BIG)
+    kinds = [type(event) for event in script.events]
+    assert kinds == [Arrive, Abort] and len(script.events[0].prompt) == 2
+    assert script.events[0].sampling == SamplingParams(max_tokens=1)
+    assert (script.schedule, script.steps_in_flight, script.model) == (None, 1, "tiny")
+    assert script.settings == {"max_num_reqs": 2}
+    assert shrinker.runs < 80
+
+
+def test_the_shrinker_keeps_the_deviations_that_it_needs():
+    def fails(script):
+        return script.schedule is not None and Decision(8, None) in script.schedule.deviations
+
+    script = Shrinker(fails, TARGET.knobs).shrink(BIG)
+    assert script.schedule == Schedule("late", 0, (Decision(8, None),))
+    assert script.events == ()
+
+
+def found(script=SMALL, signature="wrong", minimised=False):
+    return FoundCase("refrunner", signature, "as seen", script, script, 4, signature, minimised)
+
+
+def test_a_finding_is_kept_once_and_only_gets_smaller(tmp_path):
+    store = FindingStore(tmp_path)
+    assert store.add(found(BIG))
+    assert not store.add(found(SMALL)), "another script of the same failure, not minimised: the first one stays"
+    assert store.all()[0].script == BIG
+    assert not store.add(found(SMALL, minimised=True))
+    assert (store.all()[0].script, store.all()[0].original) == (SMALL, BIG)
+    assert not store.add(found(BIG, minimised=True))
+    assert store.all()[0].script == SMALL
+    assert store.add(found(signature="other"))
+    assert len(store.all()) == 2
+
+
+def test_no_cut_of_a_finding_is_read_as_one(tmp_path):
+    FindingStore(tmp_path).add(found())
+    (path,) = tmp_path.glob("*.json")
+    whole = path.read_bytes()
+    assert read_found_case(path) == found()
+    for length in range(len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CheckError):
+            read_found_case(path)
+
+
+def test_a_torn_line_of_progress_costs_only_itself(tmp_path):
+    log = ProgressLog(tmp_path, 0)
+    for _ in range(3):
+        log.write({"cases": 2, "steps": 10, "hits": {"wrong": 1}, "meetings": ["a b c"]})
+    (path,) = tmp_path.glob("*.jsonl")
+    whole = path.read_bytes()
+    line = len(whole) // 3
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        assert read_progress(tmp_path).counts["cases"] == 2 * (length // line)
+    again = ProgressLog(tmp_path, 0)
+    again.write({"cases": 5})
+    assert read_progress(tmp_path).counts["cases"] == 11, "a process that comes after a torn line has its own file"
+
+
+def test_a_worker_finds_minimises_and_does_not_report_twice(tmp_path, monkeypatch):
+    ran = []
+
+    def judge(target, script):
+        ran.append(script)
+        skipped = any(isinstance(event, Skip) for event in script.events)
+        return broken(script, "skip") if skipped else clean(script)
+
+    monkeypatch.setattr("mrv2.fuzz.campaign.worker.run_case", judge)
+    Worker(TARGET, Options("refrunner", cases=60, cases_a_round=20), tmp_path, 0).run()
+    (case,) = FindingStore(tmp_path / "findings").all()
+    assert case.minimised and case.script.events == (Skip(),) and len(case.original.events) > 1
+    progress = read_progress(tmp_path / "workers")
+    assert progress.counts["cases"] == len(ran)
+    assert progress.counts["rounds"] == 3 and progress.hits["skip"] > 3
+    assert 0 < len(progress.meetings) <= number_of_meetings(TARGET.knobs)
+
+
+def test_a_failure_that_does_not_repeat_says_so(tmp_path, monkeypatch):
+    ran = []
+
+    def judge(target, script):
+        ran.append(script)
+        return broken(script) if len(ran) == 7 else clean(script)
+
+    monkeypatch.setattr("mrv2.fuzz.campaign.worker.run_case", judge)
+    Worker(TARGET, Options("refrunner", cases=60, cases_a_round=20), tmp_path, 0).run()
+    (case,) = FindingStore(tmp_path / "findings").all()
+    assert case.text.startswith("not repeated") and case.original == ran[6]
+
+
+def test_another_target_does_not_continue_a_campaign(tmp_path):
+    CampaignDriver(tmp_path, Options("refrunner"), 1, lambda number: ["true"])
+    with pytest.raises(CheckError, match="another folder for each target"):
+        CampaignDriver(tmp_path, Options("my_engine:target"), 1, lambda number: ["true"])
+
+
+# A process in the place of a worker: writes down a finding, and is ended by a signal the first two times.
+_WORKER = """
+import os, signal, sys, time
+from pathlib import Path
+from mrv2.fuzz.campaign.findings import FindingStore, FoundCase
+from mrv2.fuzz.campaign.progress import ProgressLog
+from mrv2.fuzz.script import Arrive, Script, script_as_json
+import json
+folder = Path(sys.argv[1])
+script = Script((Arrive((1,)),), {})
+(folder / "workers" / "0.current.json").write_text(json.dumps(script_as_json(script)))
+FindingStore(folder / "findings").add(FoundCase("refrunner", f"wrong", "seen", script, script, 4, "wrong"))
+ProgressLog(folder / "workers", 0).write({"cases": 1, "steps": 1})
+runs = len(list((folder / "workers").glob("*.jsonl")))
+if runs <= 2:
+    os.kill(os.getpid(), [signal.SIGKILL, signal.SIGSEGV][runs - 1])
+"""
+
+
+def test_a_worker_that_is_killed_is_started_again_and_loses_nothing(tmp_path):
+    command = [sys.executable, "-c", _WORKER, str(tmp_path)]
+    state = CampaignDriver(tmp_path, Options("refrunner"), 1, lambda number: command).run(None, lambda state: None)
+    assert state.deaths == 2 and state.workers == 0
+    # Whoever kills from outside says nothing about the target; a signal of the processor's does.
+    assert sorted(case.signature for case in state.findings) == ["crash SIGSEGV", "wrong"]
+    assert state.progress.counts["cases"] == 3
+
+
+def test_a_worker_that_cannot_work_ends_the_campaign_with_its_reason(tmp_path):
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; print('OSError: No space left on device', file=sys.stderr); sys.exit(1)",
+    ]
+    driver = CampaignDriver(tmp_path, Options("refrunner"), 1, lambda number: command)
+    with pytest.raises(CheckError, match="No space left on device"):
+        driver.run(None, lambda state: None)
+
+
+def test_a_full_disk_changes_no_finding(tmp_path, monkeypatch):
+    store = FindingStore(tmp_path)
+    store.add(found(BIG))
+    (path,) = tmp_path.glob("*.json")
+    before = path.read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mrv2.fuzz.campaign.durable.os.fsync", full)
+    for case in (found(SMALL, minimised=True), found(signature="other")):
+        with pytest.raises(OSError, match="No space left"):
+            store.add(case)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,126 @@
+"""Scripts: written, read back, printed as code, and driven event by event."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mrv2.checks.errors import CheckError
+from mrv2.checks.virtual.schedules import Decision, Schedule
+from mrv2.fuzz.case import Refused, model_facts, run_case
+from mrv2.fuzz.paste import as_test
+from mrv2.fuzz.script import (
+    Abort,
+    Advance,
+    Arrive,
+    Collect,
+    Preempt,
+    Script,
+    Skip,
+    as_code,
+    script_as_json,
+    script_from_json,
+)
+from mrv2.fuzz.script_driver import ScriptDriver
+from mrv2.fuzz.strategies import arrivals, schedules, settings_of
+from mrv2.fuzz.targets.reference import ReferenceTarget
+from mrv2.refrunner.api import SamplingParams
+
+TARGET = ReferenceTarget()
+SETTINGS = {
+    "max_num_reqs": 2,
+    "max_num_batched_tokens": 8,
+    "max_model_len": 48,
+    "block_size": 8,
+    "num_kv_blocks": 16,
+    "attention": "triton",
+}
+EVERY_KIND = (
+    Arrive((1, 2, 3), SamplingParams(max_tokens=3)),
+    Advance(2),
+    Arrive((4,) * 12, SamplingParams(temperature=0.8, seed=2**64 - 1, max_tokens=4, logit_bias=((1, 4.0),)), 1),
+    Skip(),
+    Preempt(1),
+    Advance(1),
+    Abort(0),
+    Arrive((7,), SamplingParams(max_tokens=2), continues=1),
+    Collect(),
+)
+SCRIPT = Script(EVERY_KIND, SETTINGS, schedule=Schedule("random:3", 0, (Decision(4, 1, True), Decision(9, None))))
+
+
+@given(
+    st.builds(
+        Script,
+        st.lists(st.one_of(arrivals(256), st.builds(Advance, st.integers(1, 4)), st.just(Skip()))).map(tuple),
+        settings_of(TARGET.knobs),
+        st.integers(1, 3),
+        schedules(),
+    )
+)
+def test_a_script_is_read_back_from_json_and_from_code(script):
+    assert script_from_json(json.loads(json.dumps(script_as_json(script)))) == script
+    names = {kind.__name__: kind for kind in (Script, Arrive, Advance, Skip, Schedule, SamplingParams)}
+    assert eval(as_code(script), names) == script
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"events": [{"event": "sleep"}]},
+        {"events": [{"event": "arrive", "prompt": [1.5]}]},
+        {"events": [{"event": "advance", "steps": True}]},
+        {"steps_in_flight": 0},
+        {"settings": {"block_size": {}}},
+        {"further": 1},
+        {"model": 3},
+    ],
+)
+def test_what_is_no_script_is_refused(change):
+    with pytest.raises(CheckError, match="the script of a finding"):
+        script_from_json({**script_as_json(SCRIPT), **change})
+
+
+def test_every_event_is_carried_out():
+    program = ScriptDriver(_runner(), SCRIPT, *model_facts("tiny"))
+    trace = program.run()
+    assert trace.crash is None
+    assert trace.counts["preempted"] >= 1 and trace.counts["aborted"] == 1
+    assert trace.steps[2].scheduled == {}, "a skipped step says nothing although requests are running"
+    assert trace.results["r0"].finish_reason == "abort"
+    assert [item.continues for item in program.requests] == [None, None, "r1"]
+    assert len(trace.results["r2"].token_ids) == 2
+
+
+def _runner():
+    return TARGET.build({"model": "tiny", **SETTINGS})
+
+
+def test_a_request_that_no_scheduler_could_serve_is_passed_over():
+    script = Script((Arrive((1,) * 60), Arrive((2,), SamplingParams(max_tokens=1), continues=0)), SETTINGS)
+    driver = ScriptDriver(_runner(), script, *model_facts("tiny"))
+    driver.run()
+    assert driver.refused == ["r0"]
+    assert [item.request_id for item in driver.requests] == ["r1"], "there is nothing that it could continue"
+
+
+@pytest.mark.parametrize("schedule", [None, SCRIPT.schedule], ids=["cpu", "virtual"])
+def test_the_reference_does_what_it_should(schedule):
+    outcome = run_case(TARGET, Script(EVERY_KIND, SETTINGS, schedule=schedule))
+    assert outcome.failures == ()
+    assert outcome.tally.tokens > 5
+    assert bool(outcome.moments) == (schedule is not None)
+
+
+def test_settings_that_the_target_refuses_are_no_failure():
+    for schedule in (None, Schedule()):
+        with pytest.raises(Refused):
+            run_case(TARGET, Script(EVERY_KIND, {**SETTINGS, "block_size": 0}, schedule=schedule))
+
+
+def test_a_pasted_test_runs_the_same_script():
+    code = as_test("refrunner", SCRIPT, [])
+    names = {}
+    exec(compile(code, "pasted", "exec"), names)
+    names["test_replay"]()
