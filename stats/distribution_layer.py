@@ -27,6 +27,7 @@ from .layers import (
     LayerTest,
     Progress,
     RowDraws,
+    call_size,
     designed_event,
     designed_excess,
     designed_test,
@@ -37,7 +38,7 @@ from .pooling import GROUPS, index_groups, rank_groups
 from .saddlepoint import SumLaw
 from .targets import CountingTarget, SamplerTarget
 
-CALL = 2**14  # draws of one call of sample()
+CALL = 2**14  # most draws of one call of sample()
 COUNTING_CALL = 2**18  # draws of one call of count()
 SHARED_NOISE = 0.01  # share of pairs with shared noise that must show
 LINKED = 0.1  # discrepancy of the table of pairs that must show
@@ -134,7 +135,7 @@ def count_draws(
     """
     total = np.zeros(row.logits.size + 1, np.int64)
     counting = isinstance(target, CountingTarget)
-    for size in _portions(draws, COUNTING_CALL if counting else CALL):
+    for size in _portions(draws, COUNTING_CALL if counting else call_size(row.logits.size, CALL)):
         name = f"{row.name}/{int(total.sum())}"
         if isinstance(target, CountingTarget):
             random = plan.generator(name)
@@ -275,8 +276,9 @@ def pair_tests(
     partners = RELATIONS[relation](seeds, positions)
     both = [np.stack(part, axis=1).ravel() for part in zip((seeds, positions), partners, strict=True)]
     logits, tokens = np.zeros(plan.vocab_size, np.float32), []
-    for first in range(0, 2 * pairs, CALL):
-        call = slice(first, first + CALL)
+    size = call_size(plan.vocab_size, CALL)
+    for first in range(0, 2 * pairs, size):
+        call = slice(first, first + size)
         tokens.append(target.sample(logits, np.ones(both[0][call].size, np.float32), both[0][call], both[1][call]))
         progress.drawn(tokens[-1].size)
     drawn = np.concatenate(tokens).reshape(-1, 2)

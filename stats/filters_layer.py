@@ -12,7 +12,7 @@ from mrv2.checks.findings import JSON
 
 from .filters import FilterCase, Kept, threshold_cases
 from .gof import binomial_test
-from .layers import AuditPlan, LayerResult, LayerTest, Progress, designed_event, exact_test
+from .layers import AuditPlan, LayerResult, LayerTest, Progress, call_size, designed_event, exact_test
 from .strata import log_softmax
 from .targets import FilteringTarget, Filters, MaskTarget
 
@@ -65,9 +65,13 @@ def _draw_tests(
 ) -> Iterator[LayerTest]:
     """Only kept tokens are drawn, and those with a share worth the name are."""
     seeds, positions = plan.keys(case.name, draws)
-    warmth = np.full(draws, case.temperature, np.float32)
-    tokens = target.sample_filtered(case.logits, warmth, seeds, positions, _filters(case, draws))
-    progress.drawn(draws)
+    some, size = [], call_size(case.logits.size, draws)
+    for start in range(0, draws, size):
+        keys = seeds[start : start + size], positions[start : start + size]
+        warmth = np.full(keys[0].size, case.temperature, np.float32)
+        some.append(target.sample_filtered(case.logits, warmth, *keys, _filters(case, keys[0].size)))
+        progress.drawn(keys[0].size)
+    tokens = np.concatenate(some)
     right = case.kept()
     drawn = np.zeros(case.logits.size, np.bool_)
     inside = (tokens >= 0) & (tokens < case.logits.size)

@@ -164,6 +164,11 @@ class LayerResult:
     draws: Mapping[str, RowDraws] = field(default_factory=dict)
 
 
+def call_size(vocab_size: int, most: int) -> int:
+    """Draws of one call, so that a target which makes a row of float32 logits of each needs 256 MiB at most."""
+    return min(most, max(64, 2**26 // vocab_size))
+
+
 class Progress(Protocol):
     """Hears how far a run is."""
 
