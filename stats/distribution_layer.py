@@ -276,7 +276,7 @@ def pair_tests(
     partners = RELATIONS[relation](seeds, positions)
     both = [np.stack(part, axis=1).ravel() for part in zip((seeds, positions), partners, strict=True)]
     logits, tokens = np.zeros(plan.vocab_size, np.float32), []
-    size = call_size(plan.vocab_size, CALL)
+    size = call_size(plan.vocab_size, CALL) // 2 * 2
     for first in range(0, 2 * pairs, size):
         call = slice(first, first + size)
         tokens.append(target.sample(logits, np.ones(both[0][call].size, np.float32), both[0][call], both[1][call]))
