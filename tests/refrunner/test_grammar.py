@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mrv2.fuzz.grammars import STOP, VOCAB_SIZE, random_grammar, random_schema, schema_grammar
-from mrv2.refrunner.api import Grammar, NewRequest, SamplingParams, Step, StepOutput
+from mrv2.refrunner.api import Grammar, LogitsFault, NewRequest, SamplingParams, Step, StepOutput
 from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.errors import ConfigurationError, RequestError, RunnerError, StepError
 from mrv2.refrunner.grammar import compiler as compiler_module
@@ -280,6 +280,62 @@ def test_a_request_waits_for_its_own_tokens_and_others_do_not():
     scheduler.update(StepOutput({"plain": (5,), "grammar": (6,)}, {"plain": (0.0,), "grammar": (0.0,)}))
     third = scheduler.schedule()
     assert (dict(third.scheduled), dict(third.arrived)) == ({"plain": 1, "grammar": 1}, {"grammar": (6,)})
+
+
+def drafting():
+    """A scheduler with one request that has drawn its first token, and two proposals behind it."""
+    scheduler = Scheduler(RunnerConfig(grammars=True, speculation="ngram", num_drafts=3))
+    scheduler.add("a", [1, 2], params(Grammar("regex", "[a-z]*"), max_tokens=9))
+    scheduler.schedule()
+    scheduler.update(output((5,), drafts=(6, 7)))
+    return scheduler
+
+
+def output(drawn, drafts=(), **fields):
+    return StepOutput({"a": drawn}, {"a": (0.0,) * len(drawn)}, drafts={"a": drafts}, **fields)
+
+
+def test_the_drafts_that_an_output_has_shown_are_verified_next():
+    scheduler = drafting()
+    step = scheduler.schedule()
+    assert (step.scheduled, step.drafts) == ({"a": 3}, {"a": 2})
+    assert (step.arrived, step.draft_tokens) == ({"a": (5,)}, {"a": (6, 7)})
+    assert scheduler.schedule().scheduled == {}  # as long as the outcome is unknown
+    scheduler.update(output((6, 8)))
+    scheduler.update(StepOutput({}, {}))
+    step = scheduler.schedule()
+    assert (step.scheduled, step.drafts, step.arrived) == ({"a": 1}, {}, {"a": (6, 8)})
+    assert step.verified == {"a": (2, 1)}
+
+
+def test_a_request_that_lost_its_row_has_lost_its_drafts():
+    scheduler = drafting()
+    scheduler.preempt("a")
+    scheduler.schedule()  # tells the runner that it left
+    step = scheduler.schedule()
+    assert step.new[0].token_ids == (1, 2, 5) and step.draft_tokens == step.arrived == {}
+
+
+def test_drafts_that_arrive_after_a_preemption_are_those_of_a_lost_row():
+    scheduler = drafting()
+    scheduler.schedule()
+    scheduler.preempt("a")
+    scheduler.schedule()
+    scheduler.update(output((6, 7, 8), drafts=(9, 9, 9)))
+    resumed = scheduler.schedule()
+    assert resumed.new[0].token_ids == (1, 2, 5, 6, 7, 8)
+    scheduler.update(StepOutput({}, {}))
+    scheduler.update(output((9,)))
+    step = scheduler.schedule()
+    assert (step.scheduled, step.draft_tokens, step.arrived) == ({"a": 1}, {}, {"a": (9,)})
+
+
+def test_a_draw_from_nothing_behind_a_draft_ends_the_request_and_keeps_the_draft():
+    scheduler = drafting()
+    scheduler.schedule()
+    scheduler.update(output((6, 0), faults={"a": LogitsFault(0, None, True, index=1)}))
+    request = scheduler.requests["a"]
+    assert (request.finish_reason, request.output_token_ids, request.faults) == ("error", (5, 6), {})
 
 
 def test_errors_have_four_parts(compiler):
