@@ -41,6 +41,21 @@ def exact_64(words: Words) -> NDArray[np.float64]:
     return -np.log(np.where(upper, -np.log(small), -np.log1p(-small)))
 
 
+TAIL = 262_143  # tokens
+
+
+def sampled_ladder(transform, bits, draws, falls):
+    """Noise of the best of a tail's tokens, and of the head, float64 [draws] each.
+
+    The best word of many is drawn by the law of an extreme of independent uniform integers; all else is comparison.
+    """
+    random, words = np.random.default_rng(bits), 2.0**bits
+    share = -np.expm1(np.log(random.random(draws)) / TAIL)
+    rank = np.minimum(np.floor(share * words), np.nextafter(words, 0)).astype(np.uint64)
+    best = transform(rank if falls else np.uint64(2**bits - 1) - rank)
+    return best, transform(random.integers(0, 2**bits - 1, draws, dtype=np.uint64, endpoint=True))
+
+
 class HashedNoise:
     """Words from a hash of the key; ``fold`` says what of the key is used, ``keep`` which bits of a word come out."""
 

@@ -15,7 +15,7 @@ from mrv2.stats.noise import (
     words_of_ranks,
 )
 
-from .noises import exact_64, flip_31, middle_32, race_24, top_24
+from .noises import TAIL, exact_64, flip_31, middle_32, race_24, sampled_ladder, top_24
 
 # Relative error of the mass of 262,143 tokens in percent, by gap: the survey of sampler statistics, section 3.1.
 SURVEY = {
@@ -68,17 +68,11 @@ def test_tail_mass_is_the_share_of_draws(bits):
 
 @pytest.mark.parametrize(("transform", "bits"), [(top_24, 24), (race_24, 24), (flip_31, 31), (exact_64, 64)], ids=str)
 def test_the_sampled_ladder_agrees_with_the_enumerated_one(transform, bits):
-    random, tokens, draws = np.random.default_rng(bits), 262_143, 2_000_000
-    law, words = noise_law(transform, bits), 2.0**bits
-    falls = transform in (race_24, flip_31, exact_64)
-    # The best of the tail's words, by the law of an extreme of independent uniform integers; then a plain comparison.
-    share = -np.expm1(np.log(random.random(draws)) / tokens)
-    rank = np.minimum(np.floor(share * words), words - 1).astype(np.uint64)
-    best = transform(rank if falls else np.uint64(2**bits - 1) - rank)
-    head = transform(random.integers(0, 2**bits - 1, draws, dtype=np.uint64, endpoint=True))
+    law = noise_law(transform, bits)
+    best, head = sampled_ladder(transform, bits, 2_000_000, falls=transform is not top_24)
     for gap in (9.0, 12.5, 16.0, 18.0, 20.0):
         wins = int((best > head + gap).sum())
-        assert binomial_test(wins, draws, tail_mass(law, gap, tokens)).p_value > 1e-4, gap
+        assert binomial_test(wins, head.size, tail_mass(law, gap, TAIL)).p_value > 1e-4, gap
 
 
 def test_survival_and_cumulative_are_counts():

@@ -5,9 +5,12 @@ import os
 import numpy as np
 
 from mrv2.fuzz.targets.reference_sampler import ReferenceSampler
-from mrv2.stats.noise import enumerate_transform, noise_law, tail_error
+from mrv2.stats.gof import binomial_test
+from mrv2.stats.noise import enumerate_transform, noise_law, tail_error, tail_mass
 from mrv2.stats.noise_keys import duplicate_rows, key_domain
 from mrv2.stats.targets import Purpose
+
+from .noises import TAIL, sampled_ladder
 
 LONG = bool(os.environ.get("MRV2_LONG"))
 REFERENCE = ReferenceSampler(compiled=True)
@@ -21,11 +24,18 @@ def test_tails_are_certified():
         assert abs(tail_error(law, gap, 262_143)) < 1e-3, gap
 
 
+def test_the_sampled_ladder_agrees_with_the_law():
+    law = noise_law(REFERENCE.noise, REFERENCE.noise_bits)
+    best, head = sampled_ladder(REFERENCE.noise, REFERENCE.noise_bits, 2_000_000, falls=True)
+    for gap in (12.5, 16.0, 18.0, 20.0):
+        wins = int((best > head + gap).sum())
+        assert binomial_test(wins, head.size, tail_mass(law, gap, TAIL)).p_value > 1e-4, gap
+
+
 def test_the_transform_is_the_quantile_of_every_coarse_word():
     errors = enumerate_transform(REFERENCE.noise, REFERENCE.noise_bits, 32 if LONG else 16)
     assert errors.not_finite == 0
     assert errors.winning_error < 3e-6, "a few units of float32 at 16"
-    print(errors)
 
 
 def test_no_two_keys_have_the_same_noise():
