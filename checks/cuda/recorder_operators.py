@@ -107,7 +107,7 @@ class Operators:
         operator = operator_of(func)
         if operator.composite:
             return functools.partial(self._decompose, operator)
-        if operator.view:
+        if operator.view or operator.asks:
             return _call_only
         general = functools.partial(self._call, operator)
         return plain_handler(self, operator, general) if is_plain(operator) else general
@@ -409,7 +409,7 @@ def _rule(direction: Direction, pinned: bool, host: Tensor, device: Tensor, non_
 
 
 def _call_only(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """A view touches nothing."""
+    """A view touches nothing, nor does a question about how a tensor lies."""
     return func(*args, **kwargs)
 
 

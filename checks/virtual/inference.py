@@ -69,6 +69,7 @@ class Operator:
         takes_out: it writes to arguments that it may resize.
         view: its outputs are views of its input.
         metadata: of its tensor arguments it reads the shape and the place only.
+        asks: that, and it does nothing else.
         composite: it is made of other operators, and has to be taken apart.
         perhaps_view: the same, but its output may be a view of its input; only running it tells.
         shape_from_data: the shape of its output depends on data.
@@ -93,7 +94,8 @@ class Operator:
         self.takes_out = any(a.is_out for a in arguments)
         reads_alias = any(a.alias_info and not a.alias_info.is_write for a in arguments)
         self.view = not self.mutates and (reads_alias or short in ("_unsafe_view", "_reshape_alias"))
-        self.metadata = short.startswith("new_") or short.endswith("_like") or schema.name in _QUESTIONS
+        self.asks = schema.name in _QUESTIONS
+        self.metadata = short.startswith("new_") or short.endswith("_like") or self.asks
         made_of_others = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
         self.composite = made_of_others and (self.mutates or self.schema_name not in _ONE_KERNEL)
         self.perhaps_view = (

@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 
 from mrv2.checks.findings import JSON, Finding, RunVerdict, combine, verdict_of
-from mrv2.checks.report.identity import spot
+from mrv2.checks.report.baseline import Baseline, read_baseline
+from mrv2.checks.report.identity import identity, spot
 from mrv2.ci.report import console as screen
 from mrv2.ci.report.json_report import Report, check_destination, write_report
 from mrv2.ci.report.outcome import ReportedFinding
@@ -40,6 +41,7 @@ def race(
         Path | None,
         typer.Option("--replay", metavar="FILE", help="Write a run with a finding, for mrv2 replay."),
     ] = None,
+    baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Findings that are accepted.")] = None,
     json: JsonOption = None,
     debug: DebugOption = False,
 ) -> None:
@@ -48,16 +50,20 @@ def race(
         for path in (json, replay):
             if path:
                 check_destination(path)
+        accepted = read_baseline(baseline) if baseline else Baseline()
         runs, recorded, seen = _run(program, schedules, witness)
         findings = _each_once(runs)
-        verdict = _verdict(runs, findings)
+        reported = tuple(
+            ReportedFinding(one, None, accepted.reasons.get((identity(one), one.code))) for one in findings
+        )
+        verdict = _verdict(runs, [entry.finding for entry in reported if entry.accepted is None])
         if replay:
             from mrv2.checks.virtual.replay import write_replay
 
             write_replay(replay, recorded)
         if json:
-            write_report(json, _as_report(program, runs, findings, verdict))
-        _print(output(), runs, findings, seen, verdict)
+            write_report(json, _as_report(program, runs, reported, verdict))
+        _print(output(), runs, reported, seen, verdict, accepted.unmatched(findings))
         raise typer.Exit(exit_code(verdict))
 
 
@@ -99,7 +105,11 @@ def _each_once(runs: Sequence[Run]) -> tuple[Finding, ...]:
 
 
 def _verdict(runs: Sequence[Run], findings: Sequence[Finding]) -> RunVerdict:
-    """A run that did not come to its end checked only a part; data that differ are wrong in one of the two."""
+    """Of findings that nobody accepted.
+
+    A run that did not come to its end checked only a part; data that differ are wrong in one of the two, whichever race
+    made them so, and no baseline accepts them.
+    """
     parts = [verdict_of(findings)] if findings else []
     parts += [RunVerdict.INCONCLUSIVE for run in runs if run.error is not None]
     if _differing(runs):
@@ -113,11 +123,13 @@ def _differing(runs: Sequence[Run]) -> list[Run]:
 
 
 def _print(
-    console: Console, runs: Sequence[Run], findings: Sequence[Finding], seen: tuple[Witness, str] | None,
-    verdict: RunVerdict,
+    console: Console, runs: Sequence[Run], findings: Sequence[ReportedFinding], seen: tuple[Witness, str] | None,
+    verdict: RunVerdict, unmatched: Sequence[str],
 ) -> None:  # fmt: skip
     """Findings, then data that depend on the schedule, then the witness; the verdict last."""
-    screen.print_findings(console, [ReportedFinding(finding) for finding in findings])
+    screen.print_findings(console, findings)
+    for fingerprint in unmatched:
+        screen.line(console, f"warning: baseline entry {fingerprint} matched no finding; repaired? Then remove it")
     for run in _differing(runs):
         screen.line(console, f"schedule {run.schedule}: other data than in {runs[0].schedule}")
     for run in runs:
@@ -129,13 +141,15 @@ def _print(
         for text in (*witness.timeline.splitlines(), "a test for it:", *test.splitlines()):
             screen.line(console, text)
     ran = ", ".join(str(run.schedule) for run in runs)
-    screen.line(console, f"{verdict.value.upper()}: {screen.count(len(findings), 'finding')} in {ran}")
+    waiting = sum(entry.accepted is None for entry in findings)
+    accepted = f", {len(findings) - waiting} accepted" if waiting < len(findings) else ""
+    screen.line(console, f"{verdict.value.upper()}: {screen.count(waiting, 'finding')} in {ran}{accepted}")
 
 
-def _as_report(program: str, runs: Sequence[Run], findings: Sequence[Finding], verdict: RunVerdict) -> Report:
+def _as_report(program: str, runs: Sequence[Run], findings: tuple[ReportedFinding, ...], verdict: RunVerdict) -> Report:
     shown: list[JSON] = [
         {"schedule": str(run.schedule), "error": run.error, "findings": len(run.findings)} for run in runs
     ]
     differing: list[JSON] = [str(run.schedule) for run in _differing(runs)]
     metrics: dict[str, JSON] = {"program": program, "runs": shown, "other data in": differing}
-    return Report("race", describe(), verdict, findings=tuple(map(ReportedFinding, findings)), metrics=metrics)
+    return Report("race", describe(), verdict, findings=findings, metrics=metrics)

@@ -120,6 +120,26 @@ def test_json_report() -> None:
     assert [run["schedule"] for run in report["metrics"]["runs"]] == ["late", "early", "random:0", "starve:0"]
 
 
+def test_a_baseline_accepts_races_and_not_the_wrong_data_that_they_make() -> None:
+    race("racing:racy", "--json", "out.json")
+    (finding,) = json.loads(Path("out.json").read_text())["findings"]
+    entry = {"fingerprint": finding["fingerprint"], "code": "MRV201", "reason": "ticket 7", "owner": "engine"}
+    other = {**entry, "fingerprint": "0" * 16}
+    Path("accepted.json").write_text(json.dumps({"schema": 1, "accepted": [entry, other]}))
+    result = race("racing:racy", "--schedules=late", "--baseline=accepted.json", "--json=out.json")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        f"accepted: MRV201 {finding['title']} (reason: ticket 7)",
+        f"warning: baseline entry {'0' * 16} matched no finding; repaired? Then remove it",
+        "PASS: 0 findings in late, 1 accepted",
+    ]
+    assert json.loads(Path("out.json").read_text())["findings"][0]["accepted"] is not None
+    result = race("racing:racy", "--schedules=late,early", "--baseline=accepted.json")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1] == "FAIL: 0 findings in late, early, 1 accepted"
+    assert "schedule early: other data than in late" in result.stdout
+
+
 def test_a_program_that_does_not_come_to_its_end_is_inconclusive() -> None:
     result = race("racing:raises")
     assert result.exit_code == 3

@@ -123,3 +123,25 @@ def test_another_device_is_refused():
 
     with pytest.raises(CheckError, match="tensor on cuda:1"):
         Cuda(0).memory_of(Elsewhere())
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda x, y: x.add_(1), 1),
+        (lambda x, y: x.add_(y), 1),
+        (lambda x, y: x.copy_(y), 1),
+        (lambda x, y: x.view(2, 4), 0),
+        (lambda x, y: x.is_pinned(), 0),
+        (lambda x, y: x + y, 2),  # and the end of its result
+        (lambda x, y: torch.mul(x, y, out=x), 1),
+    ],
+)
+def test_a_call_writes_down_as_little_as_it_can(recorder, call, expected):
+    """What an operator costs follows from this; what it takes is measured on a GPU."""
+    x, y = made(), made()
+    call(x, y)
+    recorder.runtime.sink.flush()
+    for _ in range(10):
+        call(x, y)
+    assert len(recorder.runtime.sink._entries) == 10 * expected
