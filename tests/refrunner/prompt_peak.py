@@ -42,7 +42,7 @@ def prefill(runner: ModelRunner, tokens: tuple[int, ...], prompt_logprobs: int |
     config = runner.config
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = _in_use("current")
     handles = []
     for start in range(0, len(tokens), config.max_num_batched_tokens):
         stop = min(start + config.max_num_batched_tokens, len(tokens))
@@ -51,9 +51,14 @@ def prefill(runner: ModelRunner, tokens: tuple[int, ...], prompt_logprobs: int |
             handles[-2].result()
     reports = handles[-1].result().prompt_logprobs.get("r", ())
     torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before
+    peak = _in_use("peak") - before
     runner.execute(Step(finished=("r",)))
     return Prefill(peak, reports)
+
+
+def _in_use(when: str) -> int:
+    """Bytes; on a GPU also those that are let go of and that the copy stream may still read."""
+    return int(torch.cuda.memory_stats()[f"active_bytes.all.{when}"])
 
 
 def _step(config: RunnerConfig, tokens: tuple[int, ...], start: int, stop: int, prompt_logprobs: int | None) -> Step:
