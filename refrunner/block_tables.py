@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,8 @@ from .kv_groups import FULL_ATTENTION, blocks_below_window
 from .staging import PackedUpload, StagedWriteTensor
 
 LANES = 256
+#: Shapes of batches whose views of the persistent buffers are remembered.
+VIEWS = 16
 
 
 class BlockTables:
@@ -44,6 +47,10 @@ class BlockTables:
         self._table = StagedWriteTensor(groups * self._rows, columns, torch.int32, device, "block table")
         self._windows = torch.tensor(list(windows), dtype=torch.int32).to(target)
         self.batch_table = torch.zeros(groups, max_batch, columns, dtype=torch.int32, device=target)
+        by_row, by_batch = self._table.gpu, self.batch_table
+        # Views that are made once: each would cost an operation in every step.
+        self._device_table = functools.lru_cache(lambda: by_row.view(groups, config.max_num_reqs, columns))
+        self._gathered = functools.lru_cache(maxsize=VIEWS)(lambda requests: by_batch[:, :requests])
         self.slot_mapping = torch.full((groups, max_lanes), -1, dtype=torch.int64, device=target)
         self.num_blocks: NDArray[np.int32] = np.zeros((groups, self._rows), dtype=np.int32)
         self._blocks_of_row: dict[int, tuple[list[int], ...]] = {}
@@ -89,7 +96,7 @@ class BlockTables:
 
     def device_table(self) -> Tensor:
         """int32 [G, R, B] on the device, by row."""
-        return self._table.gpu.view(self.num_groups, self._rows, -1)
+        return self._device_table()
 
     def pack(self, upload: PackedUpload) -> None:
         """Add the staged blocks to the step's upload."""
@@ -124,7 +131,7 @@ class BlockTables:
             self.batch_table, self.batch_table.stride(0), self.batch_table.stride(1),
             num_requests, table.shape[2], BLOCK_SIZE=self.block_size, BLOCK=LANES,
         )  # fmt: skip
-        return self.batch_table[:, :padded_requests]
+        return self._gathered(padded_requests)
 
     def map_slots(self, query_start_loc: Tensor, positions: Tensor, num_requests: int) -> None:
         """Fill ``slot_mapping`` for the batch; everything behind its last real lane becomes -1."""

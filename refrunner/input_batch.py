@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .api import Step
-from .block_tables import BlockTables
+from .block_tables import VIEWS, BlockTables
 from .config import RunnerConfig
 from .device import Device
 from .kernels.input_prep import gather_input_ids, prepare_positions
@@ -107,6 +108,18 @@ class _Layout:
     tickets: dict[str, int]
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """What a batch uses of the persistent buffers; ``drawn`` is ``seq_lens`` without its padding."""
+
+    query_start_loc: Tensor
+    input_ids: Tensor
+    positions: Tensor
+    seq_lens: Tensor
+    drawn: Tensor
+    slot_mapping: Tensor
+
+
 class InputBatchBuilder:
     """Owns the persistent input buffers and fills them step by step.
 
@@ -129,6 +142,7 @@ class InputBatchBuilder:
         self._seq_lens = torch.zeros(requests, dtype=torch.int32, device=device.torch_device)
         self._query_start_loc = torch.zeros(requests + 1, dtype=torch.int32, device=device.torch_device)
         self.block_tables = BlockTables(config, device, tokens, requests, windows)
+        self._cut = functools.lru_cache(maxsize=VIEWS)(self._cutter())
         if config.drafts:
             self._sample_positions = torch.zeros(config.max_logits, dtype=torch.int32, device=device.torch_device)
         if config.poison:
@@ -206,6 +220,7 @@ class InputBatchBuilder:
         states.gathered(layout.rows.tolist(), computed[:count].tolist())
         block_table = self.block_tables.gather(rows, num_blocks, states.num_computed, count, requests)
         self.block_tables.map_slots(query_start_loc, self._positions, count)
+        parts = self._cut(count, requests, layout.padded_tokens)
         return InputBatch(
             request_ids=layout.request_ids,
             num_tokens=int(layout.query_start_loc[-1]),
@@ -213,24 +228,37 @@ class InputBatchBuilder:
             host_query_start_loc=layout.query_start_loc,
             host_seq_lens=layout.seq_lens,
             rows=rows,
-            query_start_loc=self._query_start_loc[: requests + 1],
-            input_ids=self._input_ids[: layout.padded_tokens],
-            positions=self._positions[: layout.padded_tokens],
-            seq_lens=self._seq_lens[:requests],
+            query_start_loc=parts.query_start_loc,
+            input_ids=parts.input_ids,
+            positions=parts.positions,
+            seq_lens=parts.seq_lens,
             block_table=block_table,
-            slot_mapping=self.block_tables.slot_mapping[:, : layout.padded_tokens],
+            slot_mapping=parts.slot_mapping,
             host_logit_bounds=layout.logit_bounds,
             logit_lanes=views["logit_lanes"],
             logit_rows=views.get("logit_rows", rows),
             logit_bounds=views.get("logit_bounds"),
             logit_offsets=views.get("logit_offsets"),
-            sample_positions=self._positions_of_logits(count, views),
+            sample_positions=self._positions_of_logits(count, views, parts),
         )
 
-    def _positions_of_logits(self, count: int, views: dict[str, Tensor]) -> Tensor:
+    def _cutter(self) -> Callable[[int, int, int], _Parts]:
+        """What cuts out the parts for so many requests, without padding and with it, and lanes."""
+        starts, ids, positions, lengths = self._query_start_loc, self._input_ids, self._positions, self._seq_lens
+        slots = self.block_tables.slot_mapping
+
+        def cut(count: int, requests: int, tokens: int) -> _Parts:
+            return _Parts(
+                starts[: requests + 1], ids[:tokens], positions[:tokens], lengths[:requests], lengths[:count],
+                slots[:, :tokens],
+            )  # fmt: skip
+
+        return cut
+
+    def _positions_of_logits(self, count: int, views: dict[str, Tensor], parts: _Parts) -> Tensor:
         """Number of tokens before each drawn one; without drafts that is where the step ends."""
         if not self._config.drafts:
-            return self._seq_lens[:count]
+            return parts.drawn
         locate_logits[(count,)](views["logit_bounds"], self._seq_lens, self._sample_positions)
         return self._sample_positions[: len(views["logit_rows"])]
 

@@ -145,6 +145,7 @@ class PackedUpload:
         self._in_place = in_place
         self._lease: Lease | None = None
         self._on_device: Tensor | None = None
+        self._pieces: dict[torch.dtype, dict[int, Tensor]] = {}
 
     def add(self, array: NDArray[np.generic]) -> int:
         """Add an array (copied at ``send``) and return its ticket."""
@@ -179,12 +180,24 @@ class PackedUpload:
 
     def view(self, ticket: int) -> Tensor:
         """The array of a ticket, flat, where kernels can read it."""
-        offset, array = self._parts[ticket]
-        dtype = _torch_dtype(array.dtype)
+        dtype = _torch_dtype(self._parts[ticket][1].dtype)
         if self._on_device is None:
             assert self._size == 0, "send() comes before view()"
             return torch.empty(0, dtype=dtype)
-        return self._on_device[offset : offset + array.nbytes].view(dtype)
+        if dtype not in self._pieces:
+            self._pieces[dtype] = self._split(self._on_device, dtype)
+        return self._pieces[dtype][ticket]
+
+    def _split(self, memory: Tensor, dtype: torch.dtype) -> dict[int, Tensor]:
+        """All arrays of a type, by their tickets: cut out one by one they would cost two operations each."""
+        width, end, sizes, tickets = dtype.itemsize, 0, [], []
+        for ticket, (offset, array) in enumerate(self._parts):
+            if _torch_dtype(array.dtype) == dtype:
+                sizes += [offset // width - end, array.size]
+                tickets.append(ticket)
+                end = offset // width + array.size
+        pieces = memory.view(dtype).split([*sizes, self._size // width - end])
+        return dict(zip(tickets, pieces[1::2], strict=True))
 
 
 @functools.cache
@@ -244,6 +257,8 @@ class StagedWriteTensor:
 
     def take_segments(self, first_word: int = 0) -> list[Segment]:
         """The staged writes, free of overlaps, as words of memory in which the table begins at ``first_word``."""
+        if not self._staged:
+            return []
         columns, width = self.gpu.shape[1], self._numpy_dtype.itemsize // WORD
         segments = [
             (first_word + (row * columns + start) * width, values.view(np.int32))
@@ -263,7 +278,8 @@ class StagedWriteTensor:
 
     def apply(self, upload: PackedUpload) -> None:
         """Scatter the packed writes; enqueues one launch, or none if nothing was staged."""
-        self._writer.apply(upload, self.gpu.view(torch.int32))
+        if self._writer.pending:
+            self._writer.apply(upload, self.gpu.view(torch.int32))
 
 
 class StagedTables:
@@ -319,6 +335,11 @@ class _WordWriter:
     def __init__(self) -> None:
         self._tickets: tuple[int, int, int] | None = None
         self._num_segments = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything is packed."""
+        return self._tickets is not None
 
     def pack(self, upload: PackedUpload, segments: list[Segment]) -> None:
         self._num_segments = len(segments)

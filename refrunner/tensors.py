@@ -10,6 +10,8 @@ from torch import Tensor
 def tensors_of(owner: object, *, without: tuple[type, ...] = ()) -> Iterator[tuple[str, Tensor]]:
     """Every tensor that an object reaches through attributes, lists, tuples and mappings, each object once.
 
+    Views that a function remembers (``lru_cache``) are passed over: what they are views of is found itself.
+
     Args:
         owner: an object of this package; other libraries' objects are not looked into.
         without: types whose objects are passed over.

@@ -54,8 +54,8 @@ EDGES = (
     Mutation(
         "draw_position_wraps",
         "input_batch.py",
-        "return self._seq_lens[:count]\n",
-        "return self._seq_lens[:count] % 256\n",
+        "return parts.drawn\n",
+        "return parts.drawn % 256\n",
         "the noise repeats itself after 256 positions",
     ),
     Mutation(

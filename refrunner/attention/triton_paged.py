@@ -47,8 +47,11 @@ class TritonPagedAttention(PagedCache):
 
     def begin(self, batch: InputBatch) -> None:
         """See :class:`AttentionBackend`."""
+        if self._batch is None or batch.block_table is not self._batch.block_table:
+            self._tables = batch.block_table.unbind()
+        if self._batch is None or batch.slot_mapping is not self._batch.slot_mapping:
+            self._slots = batch.slot_mapping.unbind()
         self._batch = batch
-        self._tables, self._slots = batch.block_table.unbind(), batch.slot_mapping.unbind()
 
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See :class:`AttentionBackend`."""

@@ -122,7 +122,8 @@ class LlamaModel:
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Project hidden states [n, H] to float32 logits [n, V]."""
-        return functional.linear(hidden, self._output).float()
+        logits = functional.linear(hidden, self._output)
+        return logits if logits.dtype == torch.float32 else logits.float()
 
 
 def _load_layer(place: Callable[..., Tensor], prefix: str) -> _Layer:

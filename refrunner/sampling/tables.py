@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -53,7 +54,11 @@ class SamplingTables:
         self.bias_tokens, self.bias_values = tables["biased tokens"], tables["biases"]
         self.stops, self.bad_words = tables["stop token ids"], tables["bad words"]
         self.logprob_ids = tables["logprob token ids"]
-        self._tables = tables
+        numbers, reals, seeds, self._tables = self.numbers.gpu, self.reals.gpu, self._seeds.gpu, tables
+        # Views that are made once: each would cost an operation in every step.
+        self._number = functools.lru_cache(lambda column: numbers[:, column])
+        self._temperature = functools.lru_cache(lambda: reals[:, kernels.TEMPERATURE.value])
+        self._seed = functools.lru_cache(lambda: seeds[0])
         self._vocab_size = vocab_size
         self._always = EVERY_STAGE if config.force_sampler_stages else 0
         self._always |= kernels.REPORTED.value if config.logprobs_mode.startswith("processed") else 0
@@ -61,17 +66,17 @@ class SamplingTables:
 
     @property
     def temperature(self) -> Tensor:
-        """float32 [R], strided."""
-        return self.reals.gpu[:, kernels.TEMPERATURE.value]
+        """float32 [R], strided: a column of ``reals``."""
+        return self._temperature()
 
     @property
     def seeds(self) -> Tensor:
         """int64 [R]."""
-        return self._seeds.gpu[0]
+        return self._seed()
 
     def number(self, column: int) -> Tensor:
         """int32 [R], strided: a column of ``numbers``."""
-        return self.numbers.gpu[:, column]
+        return self._number(column)
 
     def add(self, row: int, request: NewRequest) -> None:
         """Stage the parameters of a request that has got this row; nothing of the former owner survives."""
