@@ -15,7 +15,7 @@ from .gof import binomial_test, g_test
 from .layers import AuditPlan, LayerResult, LayerTest, Progress, designed_event, designed_test, exact_test
 from .pooling import pool_expected
 from .speculative import SpeculationCase, acceptance, joint_law, speculation_cases
-from .targets import BlockVerifyingTarget, SpeculativeDraws, SpeculativeTarget
+from .targets import OwnAcceptanceTarget, SpeculativeDraws, SpeculativeTarget
 
 MUST_SEE = 0.04  # discrepancy of the tables that must show
 ACCEPTANCE_ERROR = 0.05  # relative loss of acceptance that must show
@@ -45,11 +45,11 @@ class SpeculativeLayer:
         if not isinstance(target, SpeculativeTarget):
             return LayerResult(self.name, (), not_run="the target does not speculate")
         cases = [case for case in self.cases or speculation_cases() if plan.wants(case.name)]
-        blocks = isinstance(target, BlockVerifyingTarget) and target.verifies_blocks
+        own = isinstance(target, OwnAcceptanceTarget) and target.own_acceptance
         tests: list[LayerTest] = []
         for case in cases:
             draws = _draw(target, case, self.draws * plan.scale, plan, progress)
-            tests += block_tests(case, draws, plan) if blocks else case_tests(case, draws, plan)
+            tests += outcome_tests(case, draws, plan) if own else case_tests(case, draws, plan)
         for test in tests:
             progress.tested(test)
         unreached = [
@@ -106,8 +106,8 @@ def case_tests(case: SpeculationCase, draws: SpeculativeDraws, plan: AuditPlan) 
     return tests
 
 
-def block_tests(case: SpeculationCase, draws: SpeculativeDraws, plan: AuditPlan) -> list[LayerTest]:
-    """Tests of drafts that are accepted together: form, and what comes out. Arguments as for :func:`case_tests`."""
+def outcome_tests(case: SpeculationCase, draws: SpeculativeDraws, plan: AuditPlan) -> list[LayerTest]:
+    """Form, and what comes out, for a target whose acceptance has a law of its own; see :func:`case_tests`."""
     form, well_formed = _form_test(case, draws)
     return [form, _sequence_test(case, draws, plan)] if well_formed else [form]
 

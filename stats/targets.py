@@ -251,14 +251,16 @@ class SpeculativeTarget(Protocol):
 
 
 @runtime_checkable
-class BlockVerifyingTarget(Protocol):
-    """Optional: says whether drafts are accepted together (Sun and others 2024, "block verification").
+class OwnAcceptanceTarget(Protocol):
+    """Optional: says whether drafts are proposed and accepted in a way of its own.
 
     Attributes:
-        verifies_blocks: if so, what comes out still follows the target, but which drafts are accepted has another law.
+        own_acceptance: True where drafts are not drawn from the draft model and accepted one by one with probability
+            ``min(1, p / q)``: whole blocks (Sun and others 2024), drafts by argmax, acceptance of equal tokens. What
+            comes out must still follow the target, and only that is judged.
     """
 
-    verifies_blocks: bool
+    own_acceptance: bool
 
 
 @dataclass(frozen=True)

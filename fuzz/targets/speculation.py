@@ -33,7 +33,7 @@ class ReferenceSpeculation:
         self._package = package
         self._verification = verification
         self._device = device
-        self.verifies_blocks = verification == "block"
+        self.own_acceptance = verification == "block"
 
     def speculate(
         self,

@@ -149,7 +149,7 @@ def test_other_targets_are_not_asked():
 
 
 class Blocks(Rejection):
-    verifies_blocks = True
+    own_acceptance = True
 
 
 def test_blocks_are_judged_by_what_comes_out():
