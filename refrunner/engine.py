@@ -9,7 +9,7 @@ from .api import Handle, Runner, SamplingParams
 from .config import RunnerConfig
 from .errors import RequestError
 from .kv_groups import FULL_ATTENTION
-from .scheduler import Scheduler, TrackedRequest
+from .scheduler import Scheduler, SpeculationStats, TrackedRequest
 
 
 class Engine:
@@ -39,6 +39,11 @@ class Engine:
     def requests(self) -> Mapping[str, TrackedRequest]:
         """Every request that was added and not forgotten."""
         return self._scheduler.requests
+
+    @property
+    def speculation(self) -> SpeculationStats:
+        """How drafts fared so far."""
+        return self._scheduler.speculation
 
     @property
     def has_work(self) -> bool:

@@ -16,9 +16,10 @@ from .grammar.spec import dead_end
 from .kv_groups import KVGroups
 from .model_runner import ModelRunner
 from .models.checkpoint import Checkpoint, load_checkpoint
+from .models.self_drafts import load_draft
 from .models.tokenizer import Tokenizer, load_tokenizer
 from .prompts import PromptReader
-from .scheduler import TrackedRequest
+from .scheduler import SpeculationStats, TrackedRequest
 
 DEFAULT_MAX_MODEL_LEN = 4096
 # What a decoder writes for bytes that are no UTF-8, or not yet: the rest of a character may come with the next token.
@@ -85,9 +86,15 @@ class LLM:
                 print(delta.text, end="")
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: RunnerConfig, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: RunnerConfig,
+        tokenizer: Tokenizer | None = None,
+        draft: Checkpoint | None = None,
+    ) -> None:
         grammars = _grammar_compiler(checkpoint, tokenizer) if config.grammars else None
-        runner = ModelRunner(config, checkpoint.config, checkpoint.tensors, grammars)
+        runner = ModelRunner(config, checkpoint.config, checkpoint.tensors, grammars, draft)
         windows = KVGroups.of_layers(checkpoint.config.layer_windows).windows
         self._engine = Engine(runner, runner.config, windows)
         self._reader = PromptReader(checkpoint.config, tokenizer, config.scheduling, grammars)
@@ -96,7 +103,13 @@ class LLM:
 
     @classmethod
     def from_model(
-        cls, reference: str, config: RunnerConfig | None = None, *, max_model_len: int | None = None, **settings: Any
+        cls,
+        reference: str,
+        config: RunnerConfig | None = None,
+        *,
+        max_model_len: int | None = None,
+        draft_model: str = "",
+        **settings: Any,
     ) -> LLM:
         """Load a model and its tokenizer.
 
@@ -105,15 +118,22 @@ class LLM:
             config: capacities; by default one that fits the model, on the CPU.
             max_model_len: longest sequence in tokens, if ``config`` is left out; by default the model's context, 4096
                 at most.
+            draft_model: what proposes drafts, with ``speculation`` ``"draft"`` or ``"eagle"``: a reference likewise, or
+                ``"self:N"``, made of N layers of the model itself, see ``models.self_drafts``.
             settings: further fields of ``RunnerConfig``, likewise.
 
         Raises:
             RunnerError: the model cannot be loaded, or does not fit the configuration.
         """
         checkpoint = load_checkpoint(reference)
-        return cls(
-            checkpoint, config or default_config(checkpoint, max_model_len, **settings), load_tokenizer(checkpoint)
-        )
+        config = config or default_config(checkpoint, max_model_len, **settings)
+        draft = load_draft(draft_model, checkpoint, head=config.speculation == "eagle")
+        return cls(checkpoint, config, load_tokenizer(checkpoint), draft)
+
+    @property
+    def speculation(self) -> SpeculationStats:
+        """How drafts fared so far."""
+        return self._engine.speculation
 
     def generate(
         self, prompts: Prompts, sampling: Sampling = None, *, priorities: Sequence[int] | None = None

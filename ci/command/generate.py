@@ -4,66 +4,70 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from mrv2.checks.findings import JSON
 from mrv2.ci.report import console as screen
 from mrv2.ci.report.json_report import Report, check_destination, write_report
 
 from .environment import describe
+from .generate_options import (
+    AttentionOption,
+    DeviceOption,
+    DraftModelOption,
+    FrequencyPenaltyOption,
+    GraphModeOption,
+    LogprobsOption,
+    MaxModelLenOption,
+    MaxTokensOption,
+    MinPOption,
+    MinTokensOption,
+    NumDraftsOption,
+    PresencePenaltyOption,
+    PromptOption,
+    RepetitionPenaltyOption,
+    SeedOption,
+    SpeculationOption,
+    StreamOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+    VerificationOption,
+)
 from .grammars import GrammarOption, JsonSchemaOption, read_grammar
 from .shared import DebugOption, JsonOption, ModelOption, guarded, notes
 
 if TYPE_CHECKING:
     from mrv2.refrunner.api import SamplingParams
     from mrv2.refrunner.llm import LLM, Completion
+    from mrv2.refrunner.scheduler import SpeculationStats
 
 
 def generate(
-    prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to continue.", show_default=False)],
+    prompt: PromptOption,
     model: ModelOption = "smollm2",
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="How many tokens at most.")] = 16,
-    temperature: Annotated[float, typer.Option(metavar="T", help="0 picks the most likely token.")] = 0.0,
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Longest sequence; by default the model's context, 4096 at most.", show_default=False
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(metavar="S", help="Seed of the draws, 64 bits; one is drawn if not given.")
-    ] = None,
-    top_k: Annotated[int, typer.Option(metavar="K", help="Keep the K most likely tokens; 0 keeps all.")] = 0,
-    top_p: Annotated[float, typer.Option(metavar="P", help="Keep the likeliest tokens up to this probability.")] = 1.0,
-    min_p: Annotated[
-        float, typer.Option(metavar="P", help="Keep tokens at least so likely relative to the likeliest.")
-    ] = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option(metavar="R", help="Above 1 makes tokens of prompt and output less likely.")
-    ] = 1.0,
-    frequency_penalty: Annotated[
-        float, typer.Option(metavar="F", help="Subtracted from a logit for each occurrence in the output.")
-    ] = 0.0,
-    presence_penalty: Annotated[
-        float, typer.Option(metavar="F", help="Subtracted from a logit if the token is in the output.")
-    ] = 0.0,
-    min_tokens: Annotated[int, typer.Option(metavar="N", help="No stop token before so many tokens.")] = 0,
-    logprobs: Annotated[
-        int | None,
-        typer.Option(metavar="K", help="Report the K likeliest tokens beside each, in --json.", show_default=False),
-    ] = None,
+    max_tokens: MaxTokensOption = 16,
+    temperature: TemperatureOption = 0.0,
+    max_model_len: MaxModelLenOption = None,
+    seed: SeedOption = None,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    min_p: MinPOption = 0.0,
+    repetition_penalty: RepetitionPenaltyOption = 1.0,
+    frequency_penalty: FrequencyPenaltyOption = 0.0,
+    presence_penalty: PresencePenaltyOption = 0.0,
+    min_tokens: MinTokensOption = 0,
+    logprobs: LogprobsOption = None,
     json_schema: JsonSchemaOption = None,
     grammar: GrammarOption = None,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, or cuda with or without an index.")] = "cpu",
-    attention: Annotated[
-        str, typer.Option(metavar="NAME", help="torch, the reference, or triton, whose layers are kernels.")
-    ] = "torch",
-    graph_mode: Annotated[
-        str, typer.Option(metavar="MODE", help="CUDA graphs: eager (none), piecewise or full.")
-    ] = "eager",
-    stream: Annotated[bool, typer.Option("--stream", help="Print the text as it is generated.")] = False,
+    device: DeviceOption = "cpu",
+    attention: AttentionOption = "torch",
+    graph_mode: GraphModeOption = "eager",
+    speculation: SpeculationOption = "none",
+    draft_model: DraftModelOption = "",
+    num_drafts: NumDraftsOption = 3,
+    verification: VerificationOption = "equal",
+    stream: StreamOption = False,
     json: JsonOption = None,
     debug: DebugOption = False,
 ) -> None:
@@ -92,12 +96,14 @@ def generate(
             grammar=read_grammar(json_schema, grammar),
         )
         settings: dict[str, Any] = {"device": device, "attention": attention, "graph_mode": graph_mode}
-        settings["grammars"] = sampling.grammar is not None
+        settings |= {"speculation": speculation, "num_drafts": num_drafts, "verification": verification}
+        settings |= {"grammars": sampling.grammar is not None, "draft_model": draft_model}
         with compiled_kernels(), LLM.from_model(model, max_model_len=max_model_len, **settings) as llm:
             done = _run(llm, prompt, sampling, stream)
+            stats = llm.speculation
         if json:
-            write_report(json, _as_report(model, prompt, done))
-        _show(done, "" if stream else prompt + done.text + "\n")
+            write_report(json, _as_report(model, prompt, done, stats))
+        _show(done, "" if stream else prompt + done.text + "\n", stats)
 
 
 def _run(llm: LLM, prompt: str, sampling: SamplingParams, stream: bool) -> Completion:
@@ -113,7 +119,7 @@ def _run(llm: LLM, prompt: str, sampling: SamplingParams, stream: bool) -> Compl
     return requests.completions()[0]
 
 
-def _show(done: Completion, text: str) -> None:
+def _show(done: Completion, text: str, stats: SpeculationStats) -> None:
     """What is still to be printed of a text, and how it ended.
 
     Raises:
@@ -123,7 +129,7 @@ def _show(done: Completion, text: str) -> None:
     if done.error is not None:
         raise done.error
     seeded = "" if done.seed is None else f", seed {done.seed}"
-    screen.line(notes(), f"{len(done.token_ids)} tokens, finished by {done.finish_reason}{seeded}")
+    screen.line(notes(), f"{len(done.token_ids)} tokens, finished by {done.finish_reason}{seeded}{_drafted(stats)}")
 
 
 def _print(text: str) -> None:
@@ -133,7 +139,11 @@ def _print(text: str) -> None:
     sys.stdout.flush()
 
 
-def _as_report(model: str, prompt: str, done: Completion) -> Report:
+def _drafted(stats: SpeculationStats) -> str:
+    return f", {stats.accepted} of {stats.drafts} drafts accepted in {stats.steps} steps" if stats.steps else ""
+
+
+def _as_report(model: str, prompt: str, done: Completion, stats: SpeculationStats) -> Report:
     """The completion as JSON; generating judges nothing, so there is no verdict."""
     metrics: dict[str, JSON] = {
         "model": model,
@@ -145,6 +155,8 @@ def _as_report(model: str, prompt: str, done: Completion) -> Report:
         "seed": done.seed,
         "faults": {str(index): asdict(fault) for index, fault in done.faults.items()},
     }
+    if stats.steps:
+        metrics["speculation"] = asdict(stats)
     if done.top_logprobs:
         metrics["top_logprobs"] = [asdict(entry) for entry in done.top_logprobs]
     return Report("generate", describe(), None, metrics=metrics)

@@ -139,8 +139,8 @@ def propose_ngrams(
 ) -> None:
     """Propose what followed the latest tokens when they last occurred; one program per request.
 
-    Of all earlier places the one with the longest match counts, up to LONGEST tokens, then the latest. It ends where
-    the known tokens end, so there may be fewer drafts than K, or none.
+    Of all earlier places the one with the longest match counts, up to LONGEST tokens, then the latest. What followed it
+    begins anew where the known tokens end, as a text that repeats itself would. Without a match there is no draft.
     """
     request = tl.program_id(0)
     row = tl.load(rows_ptr + request).to(tl.int64)
@@ -160,7 +160,7 @@ def propose_ngrams(
             best = tl.maximum(best, tl.max(tl.where(matched > 0, matched * max_model_len + place, 0), 0))
         if best > 0:
             source = best % max_model_len
-            count = tl.minimum(tl.minimum(total - source, DRAFTS), max_model_len - total)
+            count = tl.minimum(DRAFTS, max_model_len - total)
             for draft in range(count):
-                tl.store(sequence_ptr + total + draft, tl.load(sequence_ptr + source + draft))
+                tl.store(sequence_ptr + total + draft, tl.load(sequence_ptr + source + draft % (total - source)))
             tl.store(num_drafts_ptr + row, count)

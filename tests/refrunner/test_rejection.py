@@ -46,14 +46,19 @@ def tables(vocab_size, name):
     return (target, draft) if name == "reversed" else (target, np.log(np.float32([[0.7, 0.1, 0.2]] * 2)))
 
 
+def keys(count, temperature=1.0, position=7):
+    """Temperature, seed and position of each draw."""
+    return (
+        np.full(count, temperature, np.float32),
+        np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15),
+        np.full(count, position, np.int64),
+    )
+
+
 def draws(target, draft, count=DRAWS, package="mrv2.refrunner", verification="token", temperature=1.0, position=7):
     with triton_cpu.enabled() as session:
         drawn = ReferenceSpeculation(verification, package).speculate(
-            target,
-            draft,
-            np.full(count, temperature, np.float32),
-            np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15),
-            np.full(count, position, np.int64),
+            target, draft, *keys(count, temperature, position)
         )
     assert session.findings == []
     return drawn
@@ -81,6 +86,15 @@ def joint_p_value(drawn, p, q):
     return p_value(counts.ravel(), expected.ravel() * count)
 
 
+def sequence_p_value(drawn, p):
+    """Of the table of four tokens in a row, which are independent here; p is [4, 3]."""
+    # Where a step ended early, the next one would draw from the target: the generator stands for it.
+    later = [np.random.default_rng(place).choice(3, len(drawn.emitted), p=p[place]) for place in range(4)]
+    tokens = np.where(drawn.emitted >= 0, drawn.emitted, np.stack(later, axis=1))
+    cells = np.bincount(tokens @ (27, 9, 3, 1), minlength=81)
+    return p_value(cells, np.einsum("a,b,c,d->abcd", *p).ravel() * len(tokens))
+
+
 @pytest.mark.parametrize(("vocab_size", "name"), [(3, "reversed"), (3, "sure"), (16, "reversed")])
 def test_the_joint_table_of_draft_and_token_is_exact(vocab_size, name):
     target, draft = tables(vocab_size, name)
@@ -101,12 +115,7 @@ def test_a_planted_fault_breaks_the_joint_table(fault):
 def test_what_comes_out_is_distributed_as_without_drafts(verification):
     target, draft = reversed_draft(3, 3)
     drawn, p = draws(target, draft, verification=verification), softmax(target)
-    # Where a step ended early, the next one would draw from the target: the generator stands for it.
-    later = [np.random.default_rng(place).choice(3, len(drawn.emitted), p=p[place]) for place in range(4)]
-    tokens = np.where(drawn.emitted >= 0, drawn.emitted, np.stack(later, axis=1))
-    cells = np.bincount(tokens @ (27, 9, 3, 1), minlength=81)
-    expected = np.einsum("a,b,c,d->abcd", *p).ravel() * len(tokens)
-    assert p_value(cells, expected) > FALSE_ALARM
+    assert sequence_p_value(drawn, p) > FALSE_ALARM
 
 
 def test_blocks_accept_more():

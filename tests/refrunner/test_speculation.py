@@ -1,11 +1,15 @@
 """Speculation changes no token: three proposers over fuzzed traces, on the CPU and on the virtual device."""
 
 import os
+import random
 
 import pytest
+import torch
 
+from mrv2.checks import triton_cpu
 from mrv2.fuzz.workload import Workload, WorkloadRequest
 from mrv2.refrunner.api import SamplingParams
+from mrv2.refrunner.kernels.speculation import propose_ngrams
 
 from .speculation_cases import VOCAB, differences, on_cpu, on_virtual_device, plain_results, workload
 
@@ -74,3 +78,37 @@ def test_a_draft_model_that_is_the_target_is_always_right(steps_in_flight):
         driver = on_cpu(items, attention="triton", speculation="draft", draft_model="tiny", num_drafts=num_drafts)
         stats = driver._scheduler.speculation
         assert stats.accepted == stats.drafts > 30, stats
+
+
+def plain_search(tokens, drafts, longest, length):
+    """What followed the longest suffix of the tokens that occurred before, at its last occurrence."""
+    best = (0, 0)
+    for place in range(1, len(tokens)):
+        matched = 0
+        while matched < min(longest, place) and tokens[place - 1 - matched] == tokens[-1 - matched]:
+            matched += 1
+        best = max(best, (matched, place))
+    matched, place = best
+    count = min(drafts, length - len(tokens)) if matched else 0
+    return [tokens[place + draft % (len(tokens) - place)] for draft in range(count)]
+
+
+def test_n_grams_are_those_of_a_plain_search():
+    draw, rows, length, drafts = random.Random(4), 200, 40, 5
+    sequences = [draw.choices(range(draw.choice((2, 3, 9))), k=draw.randrange(1, length + 1)) for _ in range(rows)]
+    tokens = torch.zeros(rows, length, dtype=torch.int32)
+    for row, sequence in enumerate(sequences):
+        tokens[row, : len(sequence)] = torch.tensor(sequence)
+    total = torch.tensor([len(sequence) for sequence in sequences], dtype=torch.int32)
+    emitted = torch.tensor([draw.randrange(3) for _ in range(rows)], dtype=torch.int32)
+    found = torch.zeros(rows, dtype=torch.int32)
+    with triton_cpu.enabled() as session:
+        propose_ngrams[(rows,)](
+            torch.arange(rows, dtype=torch.int32), emitted, total, found, tokens, length, length,
+            LONGEST=4, DRAFTS=drafts, BLOCK=16,
+        )  # fmt: skip
+    assert session.findings == []
+    for row, sequence in enumerate(sequences):
+        wanted = plain_search(sequence, drafts, 4, length) if emitted[row] else []
+        assert tokens[row, len(sequence) : len(sequence) + int(found[row])].tolist() == wanted
+    assert 0 < int((found > 0).sum()) < rows
