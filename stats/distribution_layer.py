@@ -304,11 +304,10 @@ def _repeats(relation: str, tokens: NDArray[np.int64], plan: AuditPlan) -> Itera
     """First draws of the pairs, no more than there are tokens; a small vocabulary has nothing but repeats."""
     if plan.vocab_size < 2**10 or relation != "positions":
         return
-    result = collision_test(
-        tokens[: min(2**13, plan.vocab_size), 0], plan.vocab_size, "repeated draws of different keys"
-    )
-    could_see = _SIGMAS / math.sqrt(max(result.groups[0].expected, 1e-9))
     needed = _repeats_needed(plan.vocab_size)
+    firsts = tokens[: min(max(_REPEATED, needed), plan.vocab_size), 0]
+    result = collision_test(firsts, plan.vocab_size, "repeated draws of different keys")
+    could_see = _SIGMAS / math.sqrt(max(result.groups[0].expected, 1e-9))
     yield LayerTest(relation, result, False, "relative error of the number of repeats", REPEATS, could_see, needed)
 
 
