@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -114,8 +116,11 @@ class Summary:
             yield f"{count(len(self._unchecked), 'test')} that asked for it not checked: on cpu, or with all checks off"
         for name, times in sorted(self._entries.items()):
             yield f"entered {count(times, 'time')}: {name}"
+        loads = [found for found in self._found.values() if _is_load(found)]
         for found in self._found.values():
-            yield from _lines_of(found)
+            if found not in loads:
+                yield from _lines_of(found)
+        yield from _lines_of_loads(loads)
         for name, times in sorted(self._unseen.items()):
             yield f"warning: {name}, launched {count(times, 'time')}, loads addresses from memory; these went unjudged"
         for name, finding in self._unused.items():
@@ -148,6 +153,25 @@ class Summary:
 
 def _regions(bounds: Any) -> dict[str, int]:
     return {bound.name: 0 for bound in bounds}
+
+
+def _is_load(found: _Found) -> bool:
+    """Whether a kernel was perhaps loaded in a hot path: each test has a device of its own, on which none is."""
+    judged = found.judged
+    return judged.finding.code == "MRV107" and judged.accepted is None and not judged.fails
+
+
+def _lines_of_loads(loads: list[_Found]) -> Iterator[str]:
+    """The first of them in full; of the others, which one warm-up mends as well, what was loaded."""
+    if not loads:
+        return
+    first, *others = loads
+    yield from finding_lines(first.judged.finding)
+    for found in others:
+        finding = found.judged.finding
+        yield f"  {'likewise':<10} {finding.evidence['operation']}, in {finding.evidence['hot path']}"
+    tests = _Found(first.judged, functools.reduce(operator.or_, (found.tests for found in loads)))
+    yield f"  {'in':<10} {tests.shown_by}"
 
 
 def _lines_of(found: _Found) -> Iterator[str]:

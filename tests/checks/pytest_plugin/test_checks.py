@@ -311,3 +311,37 @@ def test_settings_that_mean_nothing_are_a_usage_error(project):
 def test_an_interrupted_session_closes_its_device(project):
     result = project("def test_it(): pytest.exit('enough')\n").runpytest("--mrv2-race=error")
     assert result.ret == pytest.ExitCode.INTERRUPTED
+
+
+def test_kernels_that_may_have_been_loaded_in_a_hot_path_are_told_together(project):
+    body = """
+        import triton
+        import triton.language as tl
+
+        @triton.jit
+        def double(x, n, BLOCK: tl.constexpr):
+            at = tl.arange(0, BLOCK)
+            tl.store(x + at, tl.load(x + at, at < n) * 2, at < n)
+
+        @triton.jit
+        def halve(x, n, BLOCK: tl.constexpr):
+            at = tl.arange(0, BLOCK)
+            tl.store(x + at, tl.load(x + at, at < n) / 2, at < n)
+
+        @pytest.mark.parametrize("size", [4, 8])
+        def test_kernels(mrv2_hot_path, size):
+            x = engine.right()
+            with mrv2_hot_path("decode"):
+                double[(1,)](x, size, BLOCK=8)
+                halve[(1,)](x, size, BLOCK=8)
+    """
+    result = project(body).runpytest("--mrv2-sync=error")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "MRV107 the first launch of double waits * in hot path decode [[]suspect, sound]",
+            "  remedy *warm-up*",
+            "  likewise   the first launch of halve, in decode",
+            "  in         test_it.py::test_kernels[[]4], test_it.py::test_kernels[[]8]",
+        ]
+    )
