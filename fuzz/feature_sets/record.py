@@ -30,7 +30,7 @@ def record_of(lines: Iterable[Mapping[str, JSON]], commit: str, versions: str) -
     Raises:
         ValueError: the lines are of several numbers of steps.
     """
-    ordered = sorted(lines, key=lambda line: (line["set"], line["environment"]))  # type: ignore[arg-type,return-value]
+    ordered = sorted(lines, key=lambda line: (line["set"], line["environment"]))
     asked = {line["asked"] for line in ordered}
     if len(asked) != 1:
         raise ValueError(f"a record is of one number of steps, and these lines are of {sorted(map(str, asked))}")

@@ -26,7 +26,7 @@ LARGE = replace(
 
 @dataclass(frozen=True)
 class Peaks:
-    """Bytes of the same prompt: without reports, with them, with the whole step's lanes in one chunk; and the bound."""
+    """Bytes: without reports, with them, with the whole step's lanes in one chunk; and the bound."""
 
     without: int
     reported: int
@@ -35,14 +35,15 @@ class Peaks:
     reports: Prefill
 
 
-def peaks(model, length, chunk, whole_length, grain, **settings):
+def peaks(model, length, chunk, shorter, grain, **settings):
+    """Of a prompt with reports; what it is compared with has as many lanes a step, so a shorter prompt will do."""
     tokens = tokens_of(length, model.vocab_size)
     runner = runner_of(model, max_num_reqs=1, prompt_logprobs_chunk=chunk, **settings)
-    without, reported = (prefill(runner, tokens, wanted) for wanted in (None, LIKELIEST))
+    without, reported = prefill(runner, tokens[:shorter], None), prefill(runner, tokens, LIKELIEST)
     allowed = bound(runner.config, model, length, grain)
     del runner
     runner = runner_of(model, max_num_reqs=1, prompt_logprobs_chunk=settings["max_num_batched_tokens"], **settings)
-    whole = prefill(runner, tokens[:whole_length], LIKELIEST)
+    whole = prefill(runner, tokens[:shorter], LIKELIEST)
     return Peaks(without.peak, reported.peak, whole.peak, allowed, reported)
 
 
