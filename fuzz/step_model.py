@@ -73,8 +73,8 @@ class StepModel:
         """Apply a step and return the inputs it must produce."""
         for request_id in (*step.finished, *step.preempted):
             del self._live[request_id]
-        for request_id, (drafts, rejected) in step.verified.items():
-            self._live[request_id].reject(drafts, rejected)
+        for request_id, outcome in step.verified.items():
+            self._live[request_id].reject(*outcome)
         for request in step.new:
             self._live[request.request_id] = _enter(request)
         for request_id, groups in step.new_blocks.items():

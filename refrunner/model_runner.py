@@ -263,6 +263,7 @@ class ModelRunner:
             self._unverified[request_id] -= drafts
             self._computed[request_id] -= rejected
             self._total[request_id] -= rejected
+            self._drop_below_window(request_id)
         replaced = [request.request_id for request in step.new if request.request_id in self._states.row_of]
         left = [self._remove(name) for name in dict.fromkeys((*step.finished, *step.preempted, *replaced))]
         self._grammar.change(step)

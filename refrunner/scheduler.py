@@ -43,6 +43,8 @@ class TrackedRequest:
         num_computed: tokens computed by all steps scheduled so far, as if every draft were accepted.
         in_flight: tokens of scheduled draws that have not arrived, likewise.
         unverified: drafts among them.
+        num_certain_told: ``num_certain`` as the runner knows it, which gives up blocks by it; outcomes that arrived
+            since the last step are not in it.
         prefill_len: tokens with which it got its row; nobody has proposed drafts before they are computed.
         lives: how often it has got a row; an output corrects only the counters of the life it was scheduled in.
         was_preempted: whether it has lost its row before.
@@ -65,6 +67,7 @@ class TrackedRequest:
     num_computed: int = 0
     in_flight: int = 0
     unverified: int = 0
+    num_certain_told: int = 0
     prefill_len: int = 0
     lives: int = 0
     was_preempted: bool = False
@@ -273,6 +276,8 @@ class Scheduler:
         self._finished_since_last_step.clear()
         self._preempted_since_last_step.clear()
         self._pending_draws.append(self._advance(decision))
+        for request in self._running:
+            request.num_certain_told = request.num_certain
         return step
 
     def update(self, output: StepOutput) -> None:
@@ -309,7 +314,7 @@ class Scheduler:
 
     def _schedule_running(self, request: TrackedRequest, decision: _Decision) -> None:
         """Schedule one running request if it can advance, with drafts if it decodes."""
-        self._blocks.advance(request.blocks, request.token_ids, request.num_certain)
+        self._blocks.advance(request.blocks, request.token_ids, request.num_certain_told)
         count = min(decision.budget, request.num_tokens - request.num_computed)
         if count <= 0 or self._has_all_draws(request) or _waits_for_its_tokens(request):
             return

@@ -11,15 +11,16 @@ from .grammar import EDGES as MASK_EDGES
 from .grammar import MASKS
 from .ordering import ORDERING
 from .source import Mutation, mutated_package
+from .speculation import ACCOUNTING, DISTRIBUTION, PROPOSALS
 from .targets import MutantTarget, mutant
 from .waiting import WAITING
 
 __all__ = [
-    "EDGES", "MASKS", "MASK_EDGES", "MUTATIONS", "ORDERING", "WAITING", "MutantTarget", "Mutation", "mutant",
-    "mutated_package",
+    "ACCOUNTING", "DISTRIBUTION", "EDGES", "MASKS", "MASK_EDGES", "MUTATIONS", "ORDERING", "PROPOSALS", "WAITING",
+    "MutantTarget", "Mutation", "mutant", "mutated_package",
 ]  # fmt: skip
 
-_ALL = (*MUTATIONS, *EDGES, *ORDERING, *WAITING, *MASKS, *MASK_EDGES)
+_ALL = (*MUTATIONS, *EDGES, *ORDERING, *WAITING, *MASKS, *MASK_EDGES, *DISTRIBUTION, *ACCOUNTING, *PROPOSALS)
 
 
 def __dir__() -> list[str]:

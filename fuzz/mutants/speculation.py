@@ -37,3 +37,118 @@ DISTRIBUTION = (
         "the random number of the acceptance is 0, so that every draft is accepted",
     ),
 )
+
+_KERNELS, _INPUTS, _RUNNER = "kernels/speculation.py", "input_batch.py", "model_runner.py"
+
+#: Those that change tokens, their log-probabilities, or break the bookkeeping.
+ACCOUNTING = (
+    Mutation(
+        "parameters_by_place_in_the_batch",
+        _INPUTS,
+        '"logit_rows": np.repeat(rows, counts),',
+        '"logit_rows": np.repeat(np.arange(len(rows), dtype=np.int32), counts),',
+        "rows of logits are mapped to places in the batch, not to rows of the state table",
+    ),
+    Mutation(
+        "drafts_judged_by_one_lane",
+        _INPUTS,
+        "np.repeat(ends.astype(np.int64) - counts, counts) + offsets",
+        "np.repeat(ends.astype(np.int64) - counts, counts)",
+        "all drafts of a request are judged by the logits of its newest token",
+    ),
+    Mutation(
+        "one_position_for_all_drafts",
+        _KERNELS,
+        "tl.store(positions_ptr + row, length - (end - 1 - row))",
+        "tl.store(positions_ptr + row, length - (end - 1 - first))",
+        "the noise, stop tokens and bad words of every draft are those of the first",
+    ),
+    Mutation(
+        "accepted_behind_a_rejection",
+        _KERNELS,
+        "emitted += (same & (emitted == place + 1)).to(tl.int32)",
+        "emitted += same.to(tl.int32)",
+        "a draft is accepted although one before it was not",
+    ),
+    Mutation(
+        "rejected_drafts_count_as_computed",
+        _KERNELS,
+        "tl.store(num_computed_ptr + row, computed + length - drafts + emitted - 1)",
+        "tl.store(num_computed_ptr + row, computed + length)",
+        "the counter of computed tokens does not go back behind the rejected drafts",
+    ),
+    Mutation(
+        "computed_off_by_one",
+        _KERNELS,
+        "tl.store(num_computed_ptr + row, computed + length - drafts + emitted - 1)",
+        "tl.store(num_computed_ptr + row, computed + length - drafts + emitted)",
+        "the token behind the accepted drafts counts as computed",
+    ),
+    Mutation(
+        "newest_token_is_the_first",
+        _KERNELS,
+        "tl.store(last_sampled_ptr + row, tl.load(tokens_ptr + first + emitted - 1))",
+        "tl.store(last_sampled_ptr + row, tl.load(tokens_ptr + first))",
+        "the next step starts from the first accepted draft instead of the last token",
+    ),
+    Mutation(
+        "penalties_without_own_drafts",
+        "kernels/logits_processing.py",
+        "            num_drafts = tl.load(offsets_ptr + index)\n",
+        "            num_drafts = tl.load(offsets_ptr + index) * 0\n",
+        "penalties do not see the request's own earlier drafts",
+    ),
+    Mutation(
+        "penalties_count_rejected_drafts",
+        _KERNELS,
+        "for place in range(tl.load(num_emitted_ptr + request)):",
+        "for place in range(tl.load(bounds_ptr + request + 1) - first):",
+        "tokens drawn behind a rejected draft are counted as output",
+    ),
+    Mutation(
+        "logprobs_of_other_rows",
+        "async_output.py",
+        "logprobs={name: tuple(logprobs[begin:end]) for name, (begin, end) in rows.items()}",
+        "logprobs={name: tuple(logprobs[: end - begin]) for name, (begin, end) in rows.items()}",
+        "log-probabilities are read from the first rows of the batch, whoever they belong to",
+    ),
+    Mutation(
+        "window_follows_the_upper_bound",
+        _RUNNER,
+        "self._computed[request_id] - self._unverified[request_id]\n        dropped",
+        "self._computed[request_id]\n        dropped",
+        "blocks leave a sliding window as if every draft were accepted",
+    ),
+    Mutation(
+        "outcomes_not_applied",
+        _RUNNER,
+        "            self._computed[request_id] -= rejected\n",
+        "            self._computed[request_id] -= 0 * rejected\n",
+        "the host's bound of computed tokens is never corrected",
+    ),
+)
+
+#: Those that change no token of the target, only how often drafts are right.
+PROPOSALS = (
+    Mutation(
+        "drafts_continue_an_older_token",
+        "kernels/drafting.py",
+        "position = length - (end - start) + lane",
+        "position = length - (end - start) + lane - (ahead == 0).to(tl.int32)",
+        "the draft model's first pass ends before the newest token",
+    ),
+    Mutation(
+        "draft_keys_in_the_slots_of_another_request",
+        "kernels/drafting.py",
+        "batch_table_ptr + request.to(tl.int64) * batch_table_stride + place",
+        "batch_table_ptr + place",
+        "draft keys of every request go to the blocks of the batch's first one",
+    ),
+    Mutation(
+        "accepted_draft_without_keys",
+        _RUNNER,
+        "            return 2\n",
+        "            return 1\n",
+        "the draft model never computes the last of its drafts, though all were accepted",
+    ),
+)

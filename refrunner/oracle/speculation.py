@@ -13,9 +13,55 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..api import NewRequest
+from .llama import LlamaOracle
 from .noise import Purpose, gumbel, words
+from .sampling import filtered, process
 
 Row = NDArray[np.float64]
+
+
+class SpeculativeOracle:
+    """What a step with drafts of a draft model emits, given all tokens before it; no state between calls.
+
+    Args:
+        target: the model.
+        draft: the model that proposes.
+    """
+
+    def __init__(self, target: LlamaOracle, draft: LlamaOracle) -> None:
+        self._target = target
+        self._draft = draft
+
+    def step(self, request: NewRequest, tokens: Sequence[int], num_drafts: int, *, in_blocks: bool) -> Emitted:
+        """Draw the drafts one after another and verify them.
+
+        Args:
+            request: its parameters, a temperature above 0 and a seed among them, and its prompt.
+            tokens: everything known, prompt and generated.
+            num_drafts: k.
+            in_blocks: as in :func:`verify`.
+        """
+        sampling, seed = request.sampling, request.sampling.seed
+        assert seed is not None and sampling.temperature > 0, "drafts that are draws"
+        temperature, known = float(np.float32(sampling.temperature)), len(tokens)
+        drafts: list[int] = []
+        proposed: list[Row] = []
+        for offset in range(num_drafts):
+            logits = self._draft.logits([*tokens, *drafts])[-1].numpy().astype(np.float64)
+            proposed.append(logits / temperature)
+            drafts.append(draw_draft(proposed[-1], seed, known + offset, offset))
+        rows = self._target.logits([*tokens, *drafts])[known - 1 :].numpy().astype(np.float64)
+        judged = [drawn_from(row, request, [*tokens, *drafts[:place]]) for place, row in enumerate(rows)]
+        width = rows.shape[1]
+        return verify(np.array(judged), np.array(proposed).reshape(-1, width), drafts, seed, known, in_blocks=in_blocks)
+
+
+def drawn_from(logits: Row, request: NewRequest, tokens: Sequence[int]) -> Row:
+    """Logits [V] through all stages of the sampler, minus infinity where a filter drops a token."""
+    processed = process(logits, request, tokens)
+    kept: Row = np.where(filtered(processed, request.sampling).surely, processed, -np.inf)
+    return kept
 
 
 @dataclass(frozen=True)
@@ -106,7 +152,7 @@ def _block_chances(weights: Row, rests: Sequence[Row]) -> list[float]:
     inner = [
         1.0 if weight == 1 else mass / (mass + 1 - weight) for weight, mass in zip(weights[1:-1], masses, strict=True)
     ]
-    return [*inner, float(weights[-1])]
+    return [*inner, float(weights[-1])] if len(weights) > 1 else []
 
 
 def _uniform(seed: int, position: int, offset: int) -> float:

@@ -60,9 +60,9 @@ class ModelProposer:
         self._reads_states = isinstance(model, EagleHead)
         self._inputs = DraftInputs(config, device, tables)
         width = width if self._reads_states else 0
-        place, lanes = {"dtype": config.torch_dtype, "device": device.torch_device}, draft_capacity(config)[0]
-        self.kept = torch.zeros(config.max_num_reqs, width, **place)
-        self.before = torch.zeros(lanes, width, **place)
+        lanes, dtype, place = draft_capacity(config)[0], config.torch_dtype, device.torch_device
+        self.kept = torch.zeros(config.max_num_reqs, width, dtype=dtype, device=place)
+        self.before = torch.zeros(lanes, width, dtype=dtype, device=place)
         self.graphs = DraftGraphs(config, model, attention, device)
 
     @property

@@ -8,6 +8,8 @@ from mrv2.checks.virtual.runs import run_program
 from mrv2.fuzz.targets.reference import ReferenceTarget
 from mrv2.fuzz.workload import Driver, Workload, WorkloadRequest, close
 from mrv2.refrunner.api import SamplingParams
+from mrv2.refrunner.kv_groups import KVGroups
+from mrv2.refrunner.models.checkpoint import load_checkpoint
 
 VOCAB = 256
 CAPACITIES = {
@@ -58,12 +60,13 @@ class WithoutSnapshots:
         self.execute, self.invariants, self.close = runner.execute, runner.invariants, runner.close
 
 
-def drive(items, target=None, device="cpu", draft_model="", **settings):
+def drive(items, target=None, device="cpu", model="tiny", draft_model="", **settings):
     """Run a workload to its end; returns its driver. Settings may name what the workload leaves open."""
-    config = {"model": "tiny", "draft_model": draft_model, "device": device, **items.capacities, **settings}
+    config = {"model": model, "draft_model": draft_model, "device": device, **items.capacities, **settings}
     runner = (target or ReferenceTarget()).build(config)
     of_scheduler = {**items.capacities, **settings, "graph_mode": "eager"}
-    merged = Workload(items.requests, of_scheduler, VOCAB, items.steps_in_flight)
+    windows = KVGroups.of_layers(load_checkpoint(model).config.layer_windows).windows
+    merged = Workload(items.requests, of_scheduler, VOCAB, items.steps_in_flight, windows)
     shown = runner if device == "cpu" else WithoutSnapshots(runner)
     driver = Driver(shown, merged, check_invariants=device == "cpu")
     driver.run()
@@ -79,7 +82,7 @@ def results_of(driver):
 
 
 def differences(driver, plain):
-    """Requests whose tokens are not those of another run; of an aborted one as far as both got."""
+    """Requests whose tokens or log-probabilities are not those of another run; of an aborted one as far as both got."""
     return {
         name: (result.token_ids, plain[name].token_ids)
         for name, result in results_of(driver).items()
@@ -90,7 +93,8 @@ def differences(driver, plain):
 def _agree(one, other):
     aborted = "abort" in (one.finish_reason, other.finish_reason)
     length = min(len(one.token_ids), len(other.token_ids)) if aborted else None
-    return one.token_ids[:length] == other.token_ids[:length]
+    pairs = zip(one.logprobs, other.logprobs, strict=False)
+    return one.token_ids[:length] == other.token_ids[:length] and all(abs(a - b) < 1e-3 for a, b in pairs)
 
 
 def on_cpu(items, target=None, **settings):
@@ -110,6 +114,6 @@ def on_virtual_device(items, schedule, target=None, **settings):
 
 
 @functools.cache
-def plain_results(seed, **changes):
+def plain_results(seed, model="tiny", **changes):
     """Results of a workload without speculation."""
-    return results_of(on_cpu(workload(seed, **changes), attention="triton"))
+    return results_of(on_cpu(workload(seed, **changes), model=model, attention="triton"))

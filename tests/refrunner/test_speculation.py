@@ -58,6 +58,15 @@ def test_no_race_and_the_same_tokens_on_the_virtual_device(proposer, schedule, g
     assert driver._scheduler.speculation.accepted > 0
 
 
+@pytest.mark.parametrize("proposer", ["ngram", "draft"])
+def test_a_sliding_window_moves_by_what_is_certain(proposer):
+    shape = {"num_kv_blocks": 60, "free": 0.3}
+    settings = {"num_drafts": 3, "poison": True, "attention": "triton", "model": "tiny-sliding", **PROPOSERS[proposer]}
+    driver = on_cpu(workload(2, **shape), **settings)
+    assert not differences(driver, plain_results(2, "tiny-sliding", **shape))
+    assert driver._scheduler.speculation.accepted > 0
+
+
 @pytest.mark.parametrize("proposer", PROPOSERS)
 def test_the_reference_attention_reads_nothing_beyond_the_sequence(proposer):
     shape = {**SHAPES[proposer], "requests": 4}
@@ -65,19 +74,24 @@ def test_the_reference_attention_reads_nothing_beyond_the_sequence(proposer):
     assert not differences(driver, plain_results(3, **shape))
 
 
-@pytest.mark.parametrize("steps_in_flight", [1, 3])
-def test_a_draft_model_that_is_the_target_is_always_right(steps_in_flight):
-    """Whatever draft keys are missing, stale or in the wrong slot makes it wrong now and then."""
+def accepted_of_the_target_itself(steps_in_flight, num_drafts, target=None):
+    """Drafts that were accepted, and all of them, where the draft model is the target."""
     requests = [
         WorkloadRequest(f"r{index}", tuple(range(index, 3 + 9 * index)), SamplingParams(max_tokens=20), index)
         for index in range(4)
     ]
     capacities = {"max_num_reqs": 3, "max_num_batched_tokens": 17, "max_model_len": 64, "block_size": 4}
     items = Workload(tuple(requests), {**capacities, "num_kv_blocks": 60}, VOCAB, steps_in_flight)
-    for num_drafts in (1, 4):
-        driver = on_cpu(items, attention="triton", speculation="draft", draft_model="tiny", num_drafts=num_drafts)
-        stats = driver._scheduler.speculation
-        assert stats.accepted == stats.drafts > 30, stats
+    settings = {"attention": "triton", "speculation": "draft", "draft_model": "tiny", "num_drafts": num_drafts}
+    stats = on_cpu(items, target, **settings)._scheduler.speculation
+    return stats.accepted, stats.drafts
+
+
+@pytest.mark.parametrize(("steps_in_flight", "num_drafts"), [(1, 4), (3, 1), (3, 4)])
+def test_a_draft_model_that_is_the_target_is_always_right(steps_in_flight, num_drafts):
+    """Whatever draft keys are missing, stale or in the wrong slot makes it wrong now and then."""
+    accepted, drafts = accepted_of_the_target_itself(steps_in_flight, num_drafts)
+    assert accepted == drafts > 30
 
 
 def plain_search(tokens, drafts, longest, length):
