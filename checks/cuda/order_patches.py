@@ -22,13 +22,15 @@ class Doing:
     Attributes:
         warned: in a patched call, how often torch has warned; else None.
         loaded: when it last loaded a kernel, by the device's clock.
+        launched: when it began to launch the last one, if in a hot path; else 0.
     """
 
-    __slots__ = ("loaded", "warned")
+    __slots__ = ("launched", "loaded", "warned")
 
     def __init__(self) -> None:
         self.warned: int | None = None
         self.loaded = -1
+        self.launched = 0
 
 
 class Thread(threading.local):

@@ -273,15 +273,37 @@ class CudaTrap:
     # Kernels of Triton
 
     def _patch_triton(self) -> None:
+        """By hooks of its own, which see none of a launch's arguments: to pass those on costs more than all else."""
         try:
             from triton import knobs
-            from triton.runtime.jit import JITFunction
         except ImportError:
             return
-        self._patches.method(JITFunction, "run", partial(self._launching, name="a launch of a Triton kernel"))
-        chain = knobs.runtime.kernel_load_start_hook  # asks nothing of a launch, unlike what loads a kernel
-        chain.add(self._loads)
-        self._scope.callback(chain.remove, self._loads)
+        hooks = knobs.runtime
+        for chain, heard in (
+            (hooks.kernel_load_start_hook, self._loads),
+            (hooks.launch_enter_hook, self._launches()),
+            (hooks.launch_exit_hook, self._launched()),
+        ):
+            chain.add(heard)
+            self._scope.callback(chain.remove, heard)
+
+    def _launches(self) -> Callable[[object], None]:
+        thread, now = self._thread, self._device.now_ns
+
+        def launches(metadata: object) -> None:
+            thread.doing.launched = now() if open_entries() else 0
+
+        return launches
+
+    def _launched(self) -> Callable[[object], None]:
+        thread, now = self._thread, self._device.now_ns
+
+        def launched(metadata: object) -> None:
+            begin = thread.doing.launched
+            if begin and now() - begin > LONG_NS:
+                self._took_long("a launch of a Triton kernel", begin)
+
+        return launched
 
     def _loads(self, module: Any, function: Any, name: str, metadata: Any, key: str) -> None:
         """Triton is about to load a kernel."""

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from triton.runtime.jit import JITFunction
+from triton import knobs
 
 from mrv2.checks.cuda import sync_trap
 from mrv2.ci.gpu import trap_costs
@@ -33,15 +33,15 @@ def test_each_part_is_measured_and_the_whole_trap_is_counted(gpu):
         assert all(row["least, ms"] > 0 for row in figures[way]["parts"].values())
         assert figures[way]["parts"]["nothing"]["median, share"] == 0
     calls = figures["calls of the trap in a step"]
-    # Of a layer six launches, and eight around them.
-    assert calls["CudaTrap._launching.<locals>.launching"] == 14
+    assert calls["CudaTrap._indexing.<locals>.indexing"] > 3
     assert figures["ms from step to step"] > 0
     assert gpu.mode == 0
 
 
 def test_only_the_parts_that_are_asked_for_are_wrapped(gpu):
     def wrapped():
-        return [hasattr(one, "__wrapped__") for one in (torch.Tensor.item, torch.cuda.Event.record, JITFunction.run)]
+        methods = torch.Tensor.item, torch.cuda.Event.record
+        return [*(hasattr(one, "__wrapped__") for one in methods), bool(knobs.runtime.launch_enter_hook.calls)]
 
     before = wrapped()
     for name, expected in (

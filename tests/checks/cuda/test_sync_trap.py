@@ -188,6 +188,32 @@ def test_the_first_use_of_a_kernel(open_trap):
     assert "warm-up" in finding.remedy
 
 
+def test_a_launch_that_takes_long_met_a_full_queue(warning_device):
+    hooks = triton.knobs.runtime
+    before = [*hooks.launch_enter_hook.calls], [*hooks.launch_exit_hook.calls]
+    seconds = iter(range(10**9, 10**15, 10**9))
+
+    def launch():  # as Triton does
+        hooks.launch_enter_hook(None)
+        hooks.launch_exit_hook(None)
+
+    with warning_device() as device, cuda_sync_trap(device=device) as trap:
+        device.now_ns = lambda: 1
+        with hot_path("quick"):
+            launch()
+    assert trap.findings == []
+    with warning_device() as device:
+        device.now_ns = lambda: next(seconds)
+        with cuda_sync_trap(device=device) as trap:
+            launch()
+            with hot_path("decode"):
+                launch()
+            launch()
+    (finding,) = trap.findings
+    assert (finding.code, finding.evidence["hot path"], finding.evidence["times"]) == ("MRV108", "decode", 1)
+    assert ([*hooks.launch_enter_hook.calls], [*hooks.launch_exit_hook.calls]) == before
+
+
 def test_a_program_that_ignores_warnings_is_trapped_nevertheless(open_trap):
     with open_trap() as trap, hot_path("decode"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
