@@ -50,10 +50,10 @@ def replay(
         if json:
             check_destination(json)
         if is_finding(file):
-            report = replay_finding(output(), file, 1 + twice)
+            report, verdict = replay_finding(output(), file, 1 + twice)
             if json:
                 write_report(json, report)
-            raise typer.Exit(exit_code(report.verdict))
+            raise typer.Exit(exit_code(verdict))
         recorded = read_replay(file)
         run, differences = _repeat(recorded, twice)
         verdict = _verdict(run, differences)

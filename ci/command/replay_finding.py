@@ -30,7 +30,7 @@ def is_finding(path: Path) -> bool:
     return isinstance(content, dict) and "finding" in content
 
 
-def replay_finding(console: Console, path: Path, times: int) -> Report:
+def replay_finding(console: Console, path: Path, times: int) -> tuple[Report, RunVerdict]:
     """Run the script of a finding again; PASS if it goes wrong in the same way, each time.
 
     Raises:
@@ -50,7 +50,8 @@ def replay_finding(console: Console, path: Path, times: int) -> Report:
     verdict = RunVerdict.PASS if same else RunVerdict.FAIL
     _print(console, found, runs, verdict)
     metrics: dict[str, JSON] = {"target": found.target, "signature": found.signature, "seen": _seen(runs)}
-    return Report("replay", describe(), verdict, findings=(ReportedFinding(as_finding(found)),), metrics=metrics)
+    findings = (ReportedFinding(as_finding(found)),)
+    return Report("replay", describe(), verdict, findings=findings, metrics=metrics), verdict
 
 
 def _seen(runs: list[tuple[Failure, ...]]) -> list[JSON]:
