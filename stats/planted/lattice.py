@@ -132,7 +132,7 @@ class LatticeSampler(CleanSampler):
             share = np.where(np.isfinite(rises), rises, 0.0)
             share = share / np.maximum(share.sum(axis=0), 1e-300)
         wins = (share * step).sum(axis=1)
-        result: NDArray[np.float64] = wins[group] * np.exp(shifted) / mass[group]
+        result: NDArray[np.float64] = wins[group] * np.exp(shifted) / np.maximum(mass[group], 1e-300)
         return result
 
     def _log_below(self, noise: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,0 +1,213 @@
+"""How much an audit asks: which layers with which numbers of draws, cut to what the sampler's speed allows.
+
+A profile names the draws that its tests need. A sampler that is too slow for them gets the rows that it can afford, and
+the others are answered with a test without draws, which is INCONCLUSIVE and says what it could have missed. A slow
+sampler that shows its bits needs no wide rows: its tails follow from the law of its noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .contract_layer import ContractLayer
+from .distribution_layer import COUNTING_CALL, RELATIONS, DistributionLayer, RowPlan, draws_needed, pairs_needed
+from .distributions import AuditRow, flat, half_head, ladder, last_block, offset, recorded, two_level, zipf
+from .errors import ArgumentError
+from .gof import TestResult
+from .layers import AuditPlan, Layer, LayerResult, LayerTest, Progress
+from .noise_layer import NoiseLayer
+from .replay_layer import ReplayLayer, Width
+from .targets import CountingTarget, NoiseTarget, SamplerTarget
+
+NARROW = 500  # tokens in a row where a wide one is too slow; not a whole number of blocks
+_NARROW_BLOCK = 128
+_TREND = 0.02  # discrepancy of a trend over ids that narrow rows must show
+_SPARE = 1.25  # draws beyond those that a test's design asks for, since counts are whole numbers
+_PROBE = 16  # draws of the first call that is timed, and the factor to the next
+_PROBE_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a run costs, about, and how closely it looks.
+
+    Attributes:
+        name: as on the command line.
+        seconds: time of the whole run on two cores; a third of it is for the tests of the distribution.
+        more: multiplier of all numbers of draws.
+        keys: keys searched for duplicate rows of noise.
+        coarse_bits: leading bits of the noise that are enumerated.
+    """
+
+    name: str
+    seconds: float
+    more: int
+    keys: int
+    coarse_bits: int
+
+
+PROFILES: Mapping[str, Profile] = {
+    profile.name: profile
+    for profile in (
+        Profile("pr", 60.0, 1, 2**18, 18),
+        Profile("nightly", 1800.0, 20, 2**22, 22),
+        Profile("overnight", 28800.0, 20, 2**22, 22),
+    )
+}
+
+
+def profile_of(name: str, seconds: float | None = None) -> Profile:
+    """A profile by its name, with another length if one is given.
+
+    Raises:
+        ArgumentError: there is no such profile, or the time is not above 0.
+    """
+    if name not in PROFILES:
+        raise ArgumentError(
+            f"profile {name!r}", "a profile must be a known one", "it decides what is tested", ", ".join(PROFILES)
+        )
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ArgumentError(f"time {seconds!r}", "a time above 0", "nothing can be drawn in no time", "60s or 10m")
+    profile = PROFILES[name]
+    return profile if seconds is None else replace(profile, seconds=seconds)
+
+
+def layers_of(profile: Profile, target: object, plan: AuditPlan, clock: Callable[[], float]) -> list[Layer]:
+    """The layers of an audit, in order: what is exact and cheap first.
+
+    Args:
+        profile: how much to ask.
+        target: what is audited; a few draws of it are timed.
+        plan: its vocabulary and rates.
+        clock: seconds from any start.
+    """
+    return [
+        ContractLayer(),
+        NoiseLayer(profile.coarse_bits, profile.keys),
+        ReplayLayer(_widths(profile)),
+        _distribution(profile, target, plan, clock),
+    ]
+
+
+def _widths(profile: Profile) -> tuple[Width, ...]:
+    more = profile.more
+    return (
+        Width("narrow rows", 1000, 6000 * more, 5e-4 / more),
+        Width("rows of the vocabulary", None, 60 * more, 0.04 / more),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class AffordableDistribution:
+    """The distribution layer with the rows that there is time for.
+
+    Attributes:
+        rows: drawn from, with the vocabulary of the rows.
+        pairs: pairs of keys, with the vocabulary of their flat row.
+        left_out: rows that there is no time for, with the draws that they would need.
+    """
+
+    rows: tuple[DistributionLayer, int]
+    pairs: tuple[DistributionLayer, int]
+    left_out: Sequence[RowPlan]
+    name: str = "distribution"
+
+    def run(self, target: object, plan: AuditPlan, progress: Progress) -> LayerResult:
+        """See :class:`mrv2.stats.layers.Layer`."""
+        rows, pairs = (
+            layer.run(target, replace(plan, vocab_size=size), progress) for layer, size in (self.rows, self.pairs)
+        )
+        if rows.not_run:
+            return rows
+        missing = [_not_drawn(row_plan) for row_plan in self.left_out if plan.wants(row_plan.row.name)]
+        shown = [text for text in (*rows.could_have_missed, *pairs.could_have_missed) if text not in _OF_A_HALF]
+        return LayerResult(
+            self.name,
+            (*rows.tests, *pairs.tests, *missing),
+            (*rows.coverage, *pairs.coverage),
+            (*shown, *(test.missed() for test in missing)),
+            draws=rows.draws,
+        )
+
+
+_OF_A_HALF = ("noise shared between keys: no pairs were drawn", "missing tails: no cliff was drawn")
+
+
+def _not_drawn(row_plan: RowPlan) -> LayerTest:
+    name = row_plan.row.name
+    result = TestResult(f"{name}: no time for {row_plan.draws:,} draws", 0.0, 1.0, 0, 0)
+    return LayerTest(name, result, False, "", 1.0, math.inf, row_plan.draws)
+
+
+def _distribution(profile: Profile, target: object, plan: AuditPlan, clock: Callable[[], float]) -> Layer:
+    """Rows of the whole vocabulary if there is time for them, or if the sampler does not show its bits."""
+    if not isinstance(target, SamplerTarget):
+        return DistributionLayer((), 0)
+    budget, wide = profile.seconds / 3, _wide_rows(profile, plan)
+    speed = _speed(target, plan.vocab_size, clock, counting=True)
+    narrow = replace(plan, vocab_size=NARROW)
+    size = plan.vocab_size
+    if isinstance(target, NoiseTarget) and sum(row.draws for row in wide) / speed > budget:
+        wide, size = _narrow_rows(profile, narrow), NARROW
+        speed = _speed(target, size, clock, counting=True)
+    chosen, left_out = _affordable(wide, budget * speed)
+    return AffordableDistribution(
+        (DistributionLayer(chosen, 0), size), _pairs(target, plan, narrow, budget / 2, clock), left_out
+    )
+
+
+def _pairs(
+    target: SamplerTarget, plan: AuditPlan, narrow: AuditPlan, budget: float, clock: Callable[[], float]
+) -> tuple[DistributionLayer, int]:
+    """Pairs of keys, of rows of the whole vocabulary if there is time for them."""
+    draws = 2 * len(RELATIONS) * math.ceil(pairs_needed(plan) * _SPARE)
+    chosen = plan if draws / _speed(target, plan.vocab_size, clock, counting=False) < budget else narrow
+    return DistributionLayer((), math.ceil(pairs_needed(chosen) * _SPARE)), chosen.vocab_size
+
+
+def _affordable(rows: Sequence[RowPlan], draws: float) -> tuple[list[RowPlan], list[RowPlan]]:
+    """As many rows as fit into a number of draws, those that need few first; and the others."""
+    chosen: list[RowPlan] = []
+    for row_plan in sorted(rows, key=lambda plan: plan.draws):
+        if row_plan.draws <= draws:
+            draws -= row_plan.draws
+            chosen.append(row_plan)
+    return [row for row in rows if row in chosen], [row for row in rows if row not in chosen]
+
+
+def _wide_rows(profile: Profile, plan: AuditPlan) -> list[RowPlan]:
+    size = plan.vocab_size
+    rows = [*ladder(size), half_head(size), last_block(size), two_level(size), flat(size), zipf(size), offset(size)]
+    return [_planned(row, profile, plan) for row in (*rows, *recorded(size))]
+
+
+def _narrow_rows(profile: Profile, plan: AuditPlan) -> list[RowPlan]:
+    size = plan.vocab_size
+    rows = [last_block(size, _NARROW_BLOCK), two_level(size, _NARROW_BLOCK), flat(size), zipf(size), offset(size)]
+    return [_planned(replace(row, must_see_trend=_TREND), profile, plan) for row in (*rows, recorded(size)[1])]
+
+
+def _planned(row: AuditRow, profile: Profile, plan: AuditPlan) -> RowPlan:
+    return RowPlan(row, math.ceil(draws_needed(row, plan) * _SPARE) * profile.more)
+
+
+def _speed(target: SamplerTarget, vocab_size: int, clock: Callable[[], float], counting: bool) -> float:
+    """Draws per second of a flat row, about; calls get larger until one takes long enough to be timed."""
+    logits, draws, best = np.zeros(vocab_size, np.float32), _PROBE, 0.0
+    while draws <= COUNTING_CALL:
+        start = clock()
+        if counting and isinstance(target, CountingTarget):
+            target.count(logits, 1.0, 1, 0, draws)
+        else:
+            keys = np.arange(draws, dtype=np.uint64), np.arange(draws)
+            target.sample(logits, np.ones(draws, np.float32), *keys)
+        took = max(clock() - start, 1e-7)
+        best = max(best, draws / took)
+        if took > _PROBE_SECONDS:
+            break
+        draws *= _PROBE
+    return best
