@@ -22,6 +22,7 @@ _RARE = math.log(1e-6)  # a correct sampler shows the event less often than this
 _FITS = 1e-3  # p-value from which on an alternative counts as explaining the draws
 _FACTORS = (0.02, 50.0)  # range of fitted temperature over nominal temperature
 _CASES = 32  # mismatches examined; each costs about ten exact rows
+_BLOCKS = (128, 256, 512, 1024, 2048, 4096, 8192)  # tokens per program of usual kernels
 _HITS = 0.9  # share of them that a hypothesis must predict
 
 
@@ -288,6 +289,24 @@ def _without_top(case: Case, exact_scores: ExactScores) -> tuple[int, ...]:
     return (int(scores.argmax()),)
 
 
+def _rounded_temperature(case: Case, exact_scores: ExactScores) -> tuple[int, ...]:
+    """Without an answer where bfloat16 holds the temperature exactly."""
+    bits = int(np.float32(case.temperature).view(np.uint32))
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    temperature = float(np.uint32(rounded).view(np.float32))
+    if temperature == float(np.float32(case.temperature)):
+        return ()
+    key = case.mismatch.seed, case.mismatch.position
+    return (int(exact_scores(case.logits, temperature, *key).argmax()),)
+
+
+def _without_last_block(case: Case, exact_scores: ExactScores) -> tuple[int, ...]:
+    """The winner of the whole blocks, for usual sizes of blocks."""
+    scores = exact_scores(case.logits, case.temperature, case.mismatch.seed, case.mismatch.position)
+    ends = [scores.size // block * block for block in _BLOCKS]
+    return tuple(int(scores[:end].argmax()) for end in ends if 0 < end <= case.mismatch.exact)
+
+
 def _shifted(shift: int) -> Predict:
     return lambda case, _: ((case.mismatch.exact + shift) % case.logits.size,)
 
@@ -299,6 +318,22 @@ _TOP = Cause(
 )
 _KEY = "hand seed and position of the token being drawn to the noise, all 64 bits of the seed"
 _HYPOTHESES: tuple[tuple[Cause, Predict], ...] = (
+    (
+        Cause(
+            "temperature rounded to bfloat16",
+            "the temperature in bfloat16",
+            "keep temperatures in float32: bfloat16 has three significant digits",
+        ),
+        _rounded_temperature,
+    ),
+    (
+        Cause(
+            "last block is never drawn",
+            "leaving out a last, partial block",
+            "launch a program for the partial block too (round the number of blocks up), and mask within it",
+        ),
+        _without_last_block,
+    ),
     (_shift_cause(1), _shifted(1)),
     (_shift_cause(-1), _shifted(-1)),
     (

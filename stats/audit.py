@@ -1,0 +1,210 @@
+"""A whole audit: the layers of a profile on one sampler, the verdict, and why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mrv2.checks.findings import RunVerdict, combine
+
+from .causes.draws import contract_causes, distribution_causes, drawn_rows, noise_causes, replay_causes
+from .causes.parts import filter_causes, logprob_causes, speculation_causes
+from .decision import Audit, run_audit
+from .diagnosis import Cause
+from .errors import ArgumentError
+from .layers import AuditPlan, Layer, LayerResult, LayerTest, Progress, Silent, exact_test
+from .profiles import Profile, layers_of, profile_of
+from .tail_profile import TailProfile, tail_profile
+
+VOCAB_SIZE = 262_208  # as large as vocabularies get: tails show best in wide rows; not a whole number of blocks
+NO_TIME = "no time was left"
+_BROKEN = "the contract is broken, so nothing else can be asked"
+_OVERTIME = 1.5  # times the profile's seconds after which no further layer starts
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to do.
+
+    Attributes:
+        profile: how much to ask.
+        seed: root of every random choice.
+        alpha: chance that a correct sampler fails.
+        vocab_size: tokens in the widest rows.
+        layers: names of the layers to run; all if empty.
+    """
+
+    profile: Profile
+    seed: int = 0
+    alpha: float = 1e-4
+    vocab_size: int = VOCAB_SIZE
+    layers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What an audit found.
+
+    Attributes:
+        target: name of the sampler.
+        settings: what was done.
+        audit: all tests.
+        verdict: of the whole.
+        causes: why it failed, the likeliest first; empty unless it did.
+        tails: what was drawn of flat tails, with the curves of known defects; None if none was drawn.
+        draws: of all layers.
+        seconds: it took.
+    """
+
+    target: str
+    settings: Settings
+    audit: Audit
+    verdict: RunVerdict
+    causes: tuple[Cause, ...]
+    tails: TailProfile | None
+    draws: int
+    seconds: float
+
+
+def settings(
+    profile: str = "pr",
+    seconds: float | None = None,
+    seed: int = 0,
+    alpha: float = 1e-4,
+    vocab_size: int = VOCAB_SIZE,
+    layers: Sequence[str] = (),
+) -> Settings:
+    """Settings, checked.
+
+    Raises:
+        ArgumentError: a name is unknown, or a number is out of its range.
+    """
+    AuditPlan(vocab_size, seed, alpha)
+    unknown = [name for name in layers if name not in LAYERS]
+    if unknown:
+        raise ArgumentError(
+            f"layer {unknown[0]!r}", "a layer must exist", "one that does not would test nothing", ", ".join(LAYERS)
+        )
+    return Settings(profile_of(profile, seconds), seed, alpha, vocab_size, tuple(layers))
+
+
+LAYERS = ("contract", "noise", "replay", "filters", "distribution", "speculative", "logprobs")
+
+
+def audit(
+    target: object,
+    settings: Settings,
+    progress: Progress | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> AuditReport:
+    """Audit a sampler.
+
+    Args:
+        target: implements the protocols of :mod:`mrv2.stats.targets` that it can.
+        settings: see :func:`settings`.
+        progress: hears of draws and tests.
+        clock: seconds from any start.
+
+    Raises:
+        Exception: whatever the audit itself does wrong; errors of the target are findings.
+    """
+    start = clock()
+    plan = AuditPlan(settings.vocab_size, settings.seed, settings.alpha)
+    counter = _Counter(progress or Silent())
+    state = _State(lambda: clock() - start > _OVERTIME * settings.profile.seconds)
+    made = {layer.name: layer for layer in layers_of(settings.profile, target, plan, clock)}
+    layers = [_Guarded(made[name], state) for name in LAYERS if name in (settings.layers or LAYERS)]
+    found = run_audit(layers, target, plan, counter)
+    verdict = found.decision.verdict
+    if any(result.not_run == NO_TIME for result in found.results):
+        verdict = combine([verdict, RunVerdict.INCONCLUSIVE])
+    causes = _causes(found, target) if verdict is RunVerdict.FAIL else ()
+    tails = tail_profile(drawn_rows(found.results, tuple(found.repeats.values())))
+    name = str(getattr(target, "name", type(target).__name__))
+    return AuditReport(name, settings, found, verdict, causes, tails, counter.draws, clock() - start)
+
+
+def _causes(found: Audit, target: object) -> tuple[Cause, ...]:
+    """One list in the order of the layers; later layers often only echo the first that failed."""
+    failed = found.decision.failed
+    causes = [
+        *contract_causes(failed, target),
+        *noise_causes(failed, target),
+        *replay_causes(found, failed, target),
+        *filter_causes(failed, target),
+        *distribution_causes(found, failed),
+        *speculation_causes(failed, target),
+        *logprob_causes(failed, target),
+    ]
+    return tuple({cause.kind: cause for cause in reversed(causes)}.values())[::-1]
+
+
+class _Counter:
+    """Passes progress on, and counts."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.draws = 0
+        self._progress = progress
+
+    def drawn(self, count: int) -> None:
+        self.draws += count
+        self._progress.drawn(count)
+
+    def tested(self, test: LayerTest) -> None:
+        self._progress.tested(test)
+
+
+class _State:
+    """What the layers of one run know of each other."""
+
+    def __init__(self, late: Callable[[], bool]) -> None:
+        self.late = late
+        self.broken = False
+
+
+class _Guarded:
+    """A layer that is not run after a broken contract or without time, and whose target may raise errors."""
+
+    def __init__(self, layer: Layer, state: _State) -> None:
+        self.name = layer.name
+        self._layer = layer
+        self._state = state
+
+    def run(self, target: object, plan: AuditPlan, progress: Progress) -> LayerResult:
+        if self._state.broken:
+            return LayerResult(self.name, (), not_run=_BROKEN)
+        if self._state.late():
+            return LayerResult(self.name, (), not_run=NO_TIME)
+        try:
+            result = self._layer.run(target, plan, progress)
+        except Exception as error:
+            if not _is_targets(error):
+                raise
+            told = f"{type(error).__name__}: {error}"[:300]
+            test = exact_test("calls", f"{self.name}: the sampler answers", 1, 1, "call", {"raised": told})
+            return LayerResult(self.name, (test,))
+        failed = [test.name for test in result.tests if test.result.p_value == 0.0]
+        if self.name == "contract" and _FATAL in failed:
+            self._state.broken = True
+        return result
+
+
+_FATAL = "one id of the vocabulary per row"
+
+
+def _is_targets(error: BaseException) -> bool:
+    """Whether code of the target was running: any frame below ours that is not of this package or of a library."""
+    frame, modules = error.__traceback__, []
+    while frame is not None:
+        modules.append(str(frame.tb_frame.f_globals.get("__name__", "")))
+        frame = frame.tb_next
+    ours = [module for module in modules if module.startswith("mrv2.stats.") and ".planted" not in module]
+    return (
+        any(
+            not module.startswith(("mrv2.stats.", "numpy", "scipy")) or ".planted" in module
+            for module in modules[modules.index(ours[0]) + 1 :]
+        )
+        if ours
+        else True
+    )

@@ -1,0 +1,256 @@
+"""Causes of what the contract, noise, replay and distribution layers found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from mrv2.checks.findings import JSON
+
+from ..decision import Audit, JudgedTest
+from ..diagnosis import Cause, distribution_cause, fit_temperature, replay_cause
+from ..gof import rank_test
+from ..layers import LayerResult, RowDraws
+from ..planted.faults import bfloat16
+from ..replay_layer import ReplayResult, noise_scores
+from ..strata import Stratum, log_softmax
+from ..tail_profile import TailProfile, tail_profile
+from ..targets import NoiseTarget, SamplerTarget
+
+_LARGEST_PADDING = 1024
+_MOST_TOKENS = 2_000_000  # draws of a row that are looked at one by one
+_LANES = 16
+
+
+def contract_causes(failed: Sequence[JudgedTest], target: object) -> list[Cause]:
+    """From the tests of the contract layer that failed."""
+    by_name = {test.first.name: test.first.evidence for test in failed if test.layer == "contract"}
+    causes = [_call_cause(by_name["one id of the vocabulary per row"])] if _FORM in by_name else []
+    last = [name for name in ("the last id can be drawn", "a single possible id is drawn") if name in by_name]
+    if last:
+        causes.append(_last_block_cause(by_name[last[0]]))
+    if any(name.startswith("draws do not depend") for name in by_name) and isinstance(target, SamplerTarget):
+        causes.append(_batch_cause(target))
+    return causes or [_generic(by_name)] if by_name else []
+
+
+_FORM = "one id of the vocabulary per row"
+
+
+def _call_cause(evidence: Mapping[str, JSON]) -> Cause:
+    drawn, width = evidence.get("drawn"), evidence.get("width")
+    if isinstance(drawn, int) and isinstance(width, int) and width < drawn < width + _LARGEST_PADDING:
+        return Cause(
+            "padding is drawn",
+            f"id {drawn} came out of a row of {width} tokens: a column behind the last token",
+            "give the columns that pad the vocabulary the logit -inf, or leave them out of the maximum",
+        )
+    if isinstance(drawn, int) and drawn == width:
+        return Cause(
+            "one past the end",
+            f"id {drawn} came out of a row of {width} tokens",
+            "start the search for the maximum at a valid id, and mask the lanes behind the last token",
+        )
+    if "raised" in evidence:
+        return Cause("the sampler raises an error", str(evidence["raised"]), "answer for every row and key")
+    if "changed" in evidence:
+        return Cause(
+            "the sampler changes its arguments", "logits or keys were overwritten", "write to memory of its own"
+        )
+    told = ", ".join(f"{key} {value}" for key, value in evidence.items())
+    return Cause("answers of the wrong form", told, "return one integer id for each row of logits")
+
+
+def _last_block_cause(evidence: Mapping[str, JSON]) -> Cause:
+    width = evidence.get("width")
+    return Cause(
+        "last block is never drawn",
+        f"a row of {width} tokens in which only the last id leads gave id {evidence.get('drawn')}",
+        "launch a program for the partial block at the end too (round the number of blocks up), and mask within it",
+    )
+
+
+def _batch_cause(target: SamplerTarget) -> Cause:
+    """Whose key was used: each row again, alone, with the key of row 0."""
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(_LANES, 2000)).astype(np.float32)
+    warm = np.ones(_LANES, np.float32)
+    seeds, positions = random.integers(0, 2**64, _LANES, dtype=np.uint64), random.integers(0, 2**31, _LANES)
+    together = target.sample(rows, warm, seeds, positions)
+
+    def alone(seed_lane: int | None, position_lane: int | None) -> float:
+        hits = 0
+        for lane in range(1, _LANES):
+            seed = seeds[lane if seed_lane is None else seed_lane]
+            position = positions[lane if position_lane is None else position_lane]
+            token = target.sample(rows[lane : lane + 1], warm[:1], np.array([seed]), np.array([position]))
+            hits += int(token[0] == together[lane])
+        return hits / (_LANES - 1)
+
+    for seed_lane, position_lane, what in ((0, None, "seed"), (None, 0, "position"), (0, 0, "seed and position")):
+        if alone(seed_lane, position_lane) > 0.9 > alone(None, None):
+            return Cause(
+                f"{what} of another row",
+                f"in a batch every row draws as if it had the {what} of row 0",
+                f"read the {what} of each row by its own index; a tensor of one element must not be broadcast",
+            )
+    return Cause(
+        "draws depend on the batch",
+        "the same row and key give another token in other company",
+        "key the noise by the row's own seed, its position and the token id, never by the place in the batch",
+    )
+
+
+def _generic(by_name: Mapping[str, Mapping[str, JSON]]) -> Cause:
+    name, evidence = next(iter(by_name.items()))
+    told = ", ".join(f"{key} {value}" for key, value in evidence.items())
+    return Cause(f"broken rule: {name}", told or "see the test", "the example can be repeated by hand")
+
+
+def noise_causes(failed: Sequence[JudgedTest], target: object) -> list[Cause]:
+    """From the tests of the noise layer that failed."""
+    tests = {test.first.name: test.first for test in failed if test.layer == "noise"}
+    causes = []
+    if "no two keys have the same noise" in tests:
+        test = tests["no two keys have the same noise"]
+        causes.append(_duplicates_cause(int(test.result.statistic), test.result.draws))
+    tails = [test for name, test in tests.items() if name.startswith("mass of a tail")]
+    if tails and isinstance(target, NoiseTarget):
+        worst = max(tails, key=lambda test: abs(float(str(test.evidence["relative error"]))))
+        causes.append(
+            Cause(
+                f"{target.noise_bits}-bit noise",
+                f"noise ends {float(str(worst.evidence['largest noise'])):.2f} nats up; the tail "
+                f"{float(str(worst.evidence['gap'])):g} nats down comes "
+                f"{_change(float(str(worst.evidence['relative error'])))}",
+                "make the noise from 53 random bits or more, with the winning end where the uniform is small",
+            )
+        )
+    if tests and not causes:
+        first = next(iter(tests.values()))
+        told = ", ".join(f"{key} {value}" for key, value in first.evidence.items())
+        causes.append(Cause(f"broken rule: {first.name}", told, "compare the noise of the example with -log(-log(u))"))
+    return causes
+
+
+def _duplicates_cause(pairs: int, keys: int) -> Cause:
+    """Pairs among n keys of b bits come n**2 / 2**(b+1) times."""
+    bits = math.log2(keys**2 / (2.0 * pairs))
+    exact = "32" if abs(bits - 32) < 1.5 else f"about {bits:.0f}"
+    return Cause(
+        f"row state of {exact} bits",
+        f"{pairs} pairs of {keys:,} keys have the same noise for every token, as a state of 2^{bits:.1f} values gives",
+        "carry 64 bits of seed and position into the noise of each token",
+    )
+
+
+def _change(error: float) -> str:
+    return "never" if error < -0.999 else f"{abs(error):.2g} times too {'rarely' if error < 0 else 'often'}"
+
+
+def replay_causes(audit: Audit, failed: Sequence[JudgedTest], target: object) -> list[Cause]:
+    """From the draws that differ from their replay."""
+    if not any(test.layer == "replay" for test in failed) or not isinstance(target, NoiseTarget):
+        return []
+    (result,) = [result for result in audit.results if isinstance(result, ReplayResult)]
+    cause = replay_cause(result.cases, noise_scores(target), result.replayed) if result.cases else None
+    return [cause] if cause else []
+
+
+def distribution_causes(audit: Audit, failed: Sequence[JudgedTest]) -> list[Cause]:
+    """From the counts of the distribution layer: noise by its tails, then temperature, then what else has a shape."""
+    names = [test for test in failed if test.layer == "distribution"]
+    if not names:
+        return []
+    draws = drawn_rows(audit.results, audit.repeats.values())
+    profile = tail_profile(draws)
+    if profile is not None and profile.named is not None:
+        return [_tail_cause(profile)]
+    for cause in (_temperature_cause(draws), _shape_cause(draws, names), _pair_cause(names)):
+        if cause is not None:
+            return [cause]
+    worst = min(names, key=lambda test: test.p_value)
+    return [Cause("no known cause", f"most telling test: {worst.first.name}", "look at the groups that stand out")]
+
+
+def drawn_rows(first: Sequence[LayerResult], again: Sequence[LayerResult] | object) -> dict[str, list[RowDraws]]:
+    """All draws of each row, of first and second runs."""
+    rows: dict[str, list[RowDraws]] = {}
+    for result in (*first, *again):  # type: ignore[misc]
+        for name, draws in result.draws.items():
+            rows.setdefault(name, []).append(draws)
+    return rows
+
+
+def _tail_cause(profile: TailProfile) -> Cause:
+    model, second = profile.named, profile.models[1]
+    assert model is not None
+    lead = (model.log_likelihood - second.log_likelihood) / math.log(10.0)
+    worst = max(profile.points, key=lambda point: abs(point.observed - point.expected) / math.sqrt(point.expected + 1))
+    return Cause(
+        model.name,
+        f"tokens {worst.gap:g} nats below the best came {worst.observed:,} times, {worst.expected:,.0f} expected; "
+        f"all tails together fit {model.name}, 10^{lead:.0f} times better than {second.name}",
+        "make the noise from 53 random bits or more, with the winning end where the uniform is small",
+    )
+
+
+def _temperature_cause(draws: Mapping[str, Sequence[RowDraws]]) -> Cause | None:
+    """The row whose draws say most about the temperature, if another temperature explains them."""
+    fits = []
+    for name, runs in draws.items():
+        stratum = _stratum(runs)
+        if stratum is None or stratum.draws == 0:
+            continue
+        factor, gain = fit_temperature([stratum])
+        refit = Stratum(log_softmax(stratum.log_probabilities, factor), stratum.tokens)
+        if gain > 25.0 and rank_test([refit]).p_value >= 1e-3:
+            fits.append((gain, name, factor))
+    if not fits:
+        return None
+    _, name, factor = max(fits)
+    rounded = float(bfloat16(np.array([0.7], np.float32))[0]) / float(np.float32(0.7))
+    if name in ("half head", "zipf") and abs(factor - rounded) < 2e-4:
+        return _ROUNDED
+    return Cause(
+        "wrong temperature",
+        f"row {name!r} is drawn as if its temperature were {factor:.4f} times what it is",
+        "divide each row's logits by that row's own temperature, once, in float32",
+    )
+
+
+_ROUNDED = Cause(
+    "temperature rounded to bfloat16",
+    "0.7 is used as 0.69921875",
+    "keep temperatures in float32: bfloat16 has three significant digits",
+)
+
+
+def _stratum(runs: Sequence[RowDraws]) -> Stratum | None:
+    counts = np.sum([run.counts for run in runs], axis=0)
+    if not 0 < counts.sum() <= _MOST_TOKENS or np.isneginf(runs[0].log_probabilities[counts > 0]).any():
+        return None
+    return Stratum(runs[0].log_probabilities, np.repeat(np.arange(counts.size), counts))
+
+
+def _shape_cause(draws: Mapping[str, Sequence[RowDraws]], failed: Sequence[JudgedTest]) -> Cause | None:
+    for test in failed:
+        stratum = _stratum(draws[test.first.part]) if test.first.part in draws else None
+        cause = distribution_cause({1.0: [stratum]}) if stratum is not None else None
+        if cause is not None:
+            return cause
+    return None
+
+
+def _pair_cause(failed: Sequence[JudgedTest]) -> Cause | None:
+    for test in failed:
+        if test.first.name.startswith(("agreement of keys", "independence of keys")):
+            what = test.first.part
+            return Cause(
+                f"noise is shared between keys that differ in {what}",
+                f"{test.first.name}: p-value {test.p_value:.1e}",
+                "feed every bit of seed and position into the noise",
+            )
+    return None
