@@ -17,15 +17,20 @@ from .contract_layer import ContractLayer
 from .distribution_layer import COUNTING_CALL, RELATIONS, DistributionLayer, RowPlan, draws_needed, pairs_needed
 from .distributions import AuditRow, flat, half_head, ladder, last_block, offset, recorded, two_level, zipf
 from .errors import ArgumentError
+from .filters_layer import FiltersLayer
 from .gof import TestResult
 from .layers import AuditPlan, Layer, LayerResult, LayerTest, Progress
+from .logprob_layer import LogprobLayer
 from .noise_layer import NoiseLayer
 from .replay_layer import ReplayLayer, Width
+from .speculative_layer import SpeculativeLayer
 from .targets import CountingTarget, NoiseTarget, SamplerTarget
 
 NARROW = 500  # tokens in a row where a wide one is too slow; not a whole number of blocks
 _NARROW_BLOCK = 128
 _TREND = 0.02  # discrepancy of a trend over ids that narrow rows must show
+_FILTERED = 2100  # tokens in a row of the filters: two whole blocks and a part
+_SPECULATIONS = 200_000
 _SPARE = 1.25  # draws beyond those that a test's design asks for, since counts are whole numbers
 _PROBE = 16  # draws of the first call that is timed, and the factor to the next
 _PROBE_SECONDS = 0.1
@@ -89,8 +94,26 @@ def layers_of(profile: Profile, target: object, plan: AuditPlan, clock: Callable
         ContractLayer(),
         NoiseLayer(profile.coarse_bits, profile.keys),
         ReplayLayer(_widths(profile)),
+        _Narrowed(FiltersLayer(1000 * profile.more), min(plan.vocab_size, _FILTERED)),
         _distribution(profile, target, plan, clock),
+        SpeculativeLayer(_SPECULATIONS * profile.more),
+        LogprobLayer(),
     ]
+
+
+@dataclass(frozen=True, eq=False)
+class _Narrowed:
+    """A layer whose rows are narrower than those of the others."""
+
+    layer: Layer
+    vocab_size: int
+
+    @property
+    def name(self) -> str:
+        return self.layer.name
+
+    def run(self, target: object, plan: AuditPlan, progress: Progress) -> LayerResult:
+        return self.layer.run(target, replace(plan, vocab_size=self.vocab_size), progress)
 
 
 def _widths(profile: Profile) -> tuple[Width, ...]:

@@ -12,6 +12,7 @@ from ..strata import log_softmax
 from ..targets import Filters, Purpose, SpeculativeDraws
 
 _CELLS = 2**14  # numbers handled at once: they fit the processor's cache
+_FEW = 16
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -118,6 +119,11 @@ class CleanSampler:
         filters: Filters,
     ) -> NDArray[np.int64]:
         """See :class:`mrv2.stats.targets.FilteringTarget`."""
+        if logits.ndim == 1 and _all_alike(temperature, filters):
+            few = slice(0, _FEW)  # what is kept may depend on whether a batch is small
+            rows = np.broadcast_to(logits, (len(temperature[few]), logits.size))
+            one = self.kept(rows, temperature[few], _part(filters, few))[0]
+            return self.sample(np.where(one, logits, np.float32(-np.inf)), temperature, seeds, positions)
         rows = np.broadcast_to(logits, (len(seeds), np.shape(logits)[-1]))
         kept = self.kept(rows, temperature, filters)
         return self.sample(np.where(kept, rows, np.float32(-np.inf)), temperature, seeds, positions)
@@ -193,18 +199,21 @@ class CleanSampler:
         count, k = len(seeds), len(draft_logits)
         drafts = np.empty((count, k), dtype=np.int64)
         emitted = np.full((count, k + 1), -1, dtype=np.int64)
-        going = np.ones(count, dtype=np.bool_)
+        going = np.arange(count)
         for place in range(k):
-            keys = seeds, positions + place
-            draft_p = shares(draft_logits[place], temperature)
-            target_p = shares(target_logits[place], temperature)
-            drafts[:, place] = self.race(draft_p, *keys, Purpose.DRAFT)
-            accepted = self.accepted(target_p, draft_p, drafts[:, place], *keys)
-            other = self.recovered(target_p, draft_p, *keys)
-            emitted[going, place] = np.where(accepted, drafts[:, place], other)[going]
-            going &= accepted
-        last = self.race(shares(target_logits[k], temperature), seeds, positions + k, Purpose.TARGET)
-        emitted[going, k] = last[going]
+            draft_p, target_p = shares(draft_logits[place], temperature), shares(target_logits[place], temperature)
+            drafts[:, place] = self.race(draft_p, seeds, positions + place, Purpose.DRAFT)
+            keys = seeds[going], positions[going] + place
+            laws = target_p[going], draft_p[going]
+            accepted = self.accepted(*laws, drafts[going, place], *keys)
+            stopped = ~accepted
+            emitted[going, place] = drafts[going, place]
+            emitted[going[stopped], place] = self.recovered(
+                laws[0][stopped], laws[1][stopped], keys[0][stopped], keys[1][stopped]
+            )
+            going = going[accepted]
+        last = shares(target_logits[k], temperature[going])
+        emitted[going, k] = self.race(last, seeds[going], positions[going] + k, Purpose.TARGET)
         return SpeculativeDraws(drafts, emitted)
 
     def accepted(
@@ -236,11 +245,23 @@ class CleanSampler:
         self, weights: NDArray[np.float64], seeds: NDArray[np.uint64], positions: NDArray[np.int64], purpose: Purpose
     ) -> NDArray[np.int64]:
         """Draws in proportion to weights float64 [N, V]: int64 [N]."""
-        tokens = np.arange(weights.shape[1])
-        waits = self.waits(self.words(seeds[:, np.newaxis], positions[:, np.newaxis], tokens, purpose))
-        with np.errstate(divide="ignore"):
-            drawn: NDArray[np.int64] = (waits / weights).argmin(axis=1)
+        tokens, drawn = np.arange(weights.shape[1]), np.empty(len(weights), dtype=np.int64)
+        step = max(1, _CELLS // weights.shape[1])
+        for start in range(0, len(weights), step):
+            some = slice(start, start + step)
+            waits = self.waits(self.words(seeds[some, np.newaxis], positions[some, np.newaxis], tokens, purpose))
+            with np.errstate(divide="ignore"):
+                drawn[some] = (waits / weights[some]).argmin(axis=1)
         return drawn
+
+
+def _all_alike(temperature: NDArray[np.float32], filters: Filters) -> bool:
+    parts = (temperature, filters.top_k, filters.top_p, filters.min_p)
+    return all(bool((part == part[0]).all()) for part in parts)
+
+
+def _part(filters: Filters, some: slice) -> Filters:
+    return Filters(filters.top_k[some], filters.top_p[some], filters.min_p[some])
 
 
 def mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -271,10 +292,11 @@ def scaled(logits: NDArray[np.float32], temperature: NDArray[np.float32]) -> NDA
 
 
 def shares(logits: NDArray[np.float32], temperature: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Softmax of one row at each temperature, float64 [N, V]."""
-    values = scaled(np.broadcast_to(logits, (len(temperature), logits.size)), temperature)
+    """Softmax of one row at each temperature, float64 [N, V]; a softmax is computed once for each of them."""
+    warmth, place = np.unique(temperature, return_inverse=True)
+    values = scaled(np.broadcast_to(logits, (warmth.size, logits.size)), warmth)
     weights = np.exp(values - values.max(axis=1, keepdims=True))
-    result: NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
+    result: NDArray[np.float64] = (weights / weights.sum(axis=1, keepdims=True))[place]
     return result
 
 
