@@ -126,18 +126,35 @@ def audit(
 
 
 def _causes(found: Audit, target: object) -> tuple[Cause, ...]:
-    """One list in the order of the layers; later layers often only echo the first that failed."""
+    """One list in the order of the layers; later layers often only echo the first that failed.
+
+    A sampler may raise an error when it is asked again; then the evidence has to speak for itself.
+    """
     failed = found.decision.failed
-    causes = [
-        *contract_causes(failed, target),
-        *noise_causes(failed, target),
-        *replay_causes(found, failed, target),
-        *filter_causes(failed, target),
-        *distribution_causes(found, failed),
-        *speculation_causes(failed, target),
-        *logprob_causes(failed, target),
-    ]
-    return tuple({cause.kind: cause for cause in reversed(causes)}.values())[::-1]
+    questions: tuple[Callable[[], list[Cause]], ...] = (
+        lambda: contract_causes(failed, target),
+        lambda: noise_causes(failed, target),
+        lambda: replay_causes(found, failed, target),
+        lambda: filter_causes(failed, target),
+        lambda: distribution_causes(found, failed),
+        lambda: speculation_causes(failed, target),
+        lambda: logprob_causes(failed, target),
+    )
+    causes: dict[str, Cause] = {}
+    for ask in questions:
+        try:
+            named = ask()
+        except Exception as error:
+            if not _is_targets(error):
+                raise
+            named = []
+        for cause in named:
+            causes.setdefault(cause.kind, cause)
+    raised = [test for test in failed if "raised" in test.first.evidence]
+    if raised and not causes:
+        told = str(raised[0].first.evidence["raised"])
+        causes["error"] = Cause("the sampler raises an error", told, "answer for every row and key")
+    return tuple(causes.values())
 
 
 class _Counter:
