@@ -29,7 +29,8 @@ from .targets import CountingTarget, NoiseTarget, SamplerTarget
 NARROW = 500  # tokens in a row where a wide one is too slow; not a whole number of blocks
 _NARROW_BLOCK = 128
 _TREND = 0.02  # discrepancy of a trend over ids that narrow rows must show
-_FILTERED = 2100  # tokens in a row of the filters: two whole blocks and a part
+_FILTERED = 1100  # tokens in a row of the filters: a whole block and a part
+_REPORTED = 50_000  # tokens in a row of log-probabilities in a short run
 _SPECULATIONS = 200_000
 _SPARE = 1.25  # draws beyond those that a test's design asks for, since counts are whole numbers
 _PROBE = 16  # draws of the first call that is timed, and the factor to the next
@@ -42,7 +43,7 @@ class Profile:
 
     Attributes:
         name: as on the command line.
-        seconds: time of the whole run on two cores; a third of it is for the tests of the distribution.
+        seconds: of the whole run on two cores; rows that would take longer by themselves are left out.
         more: multiplier of all numbers of draws.
         keys: keys searched for duplicate rows of noise.
         coarse_bits: leading bits of the noise that are enumerated.
@@ -94,10 +95,10 @@ def layers_of(profile: Profile, target: object, plan: AuditPlan, clock: Callable
         ContractLayer(),
         NoiseLayer(profile.coarse_bits, profile.keys),
         ReplayLayer(_widths(profile)),
-        _Narrowed(FiltersLayer(1000 * profile.more), min(plan.vocab_size, _FILTERED)),
+        _Narrowed(FiltersLayer(400 * profile.more), min(plan.vocab_size, _FILTERED)),
         _distribution(profile, target, plan, clock),
         SpeculativeLayer(_SPECULATIONS * profile.more),
-        LogprobLayer(),
+        _Narrowed(LogprobLayer(1), min(plan.vocab_size, _REPORTED)) if profile.more == 1 else LogprobLayer(),
     ]
 
 
@@ -170,16 +171,16 @@ def _distribution(profile: Profile, target: object, plan: AuditPlan, clock: Call
     """Rows of the whole vocabulary if there is time for them, or if the sampler does not show its bits."""
     if not isinstance(target, SamplerTarget):
         return DistributionLayer((), 0)
-    budget, wide = profile.seconds / 3, _wide_rows(profile, plan)
+    budget, wide = profile.seconds, _wide_rows(profile, plan)
     speed = _speed(target, plan.vocab_size, clock, counting=True)
     narrow = replace(plan, vocab_size=NARROW)
     size = plan.vocab_size
-    if isinstance(target, NoiseTarget) and sum(row.draws for row in wide) / speed > budget:
+    if isinstance(target, NoiseTarget) and sum(row.draws for row in wide) / speed > budget / 3:
         wide, size = _narrow_rows(profile, narrow), NARROW
         speed = _speed(target, size, clock, counting=True)
     chosen, left_out = _affordable(wide, budget * speed)
     return AffordableDistribution(
-        (DistributionLayer(chosen, 0), size), _pairs(target, plan, narrow, budget / 2, clock), left_out
+        (DistributionLayer(chosen, 0), size), _pairs(target, plan, narrow, budget / 6, clock), left_out
     )
 
 
@@ -221,13 +222,18 @@ def _planned(row: AuditRow, profile: Profile, plan: AuditPlan) -> RowPlan:
 def _speed(target: SamplerTarget, vocab_size: int, clock: Callable[[], float], counting: bool) -> float:
     """Draws per second of a flat row, about; calls get larger until one takes long enough to be timed."""
     logits, draws, best = np.zeros(vocab_size, np.float32), _PROBE, 0.0
-    while draws <= COUNTING_CALL:
-        start = clock()
+
+    def draw() -> None:
         if counting and isinstance(target, CountingTarget):
             target.count(logits, 1.0, 1, 0, draws)
         else:
             keys = np.arange(draws, dtype=np.uint64), np.arange(draws)
             target.sample(logits, np.ones(draws, np.float32), *keys)
+
+    draw()  # the first call may compile something
+    while draws <= COUNTING_CALL:
+        start = clock()
+        draw()
         took = max(clock() - start, 1e-7)
         best = max(best, draws / took)
         if took > _PROBE_SECONDS:

@@ -218,10 +218,10 @@ _SPECULATION: Sequence[tuple[Cause, CleanSampler]] = (
 
 
 def _joint_table(speculate: Callable[..., SpeculativeDraws]) -> NDArray[np.float64]:
-    """Shares of (draft, accepted or outcome) for a draft model that is the target's opposite, float64 [V, V + 1]."""
+    """Shares of (draft, accepted or outcome), float64 [V * (V + 1)], for a draft model with the opposite logits."""
     target_p = np.array([0.1, 0.6, 0.3])
     target = np.log(np.stack([target_p, target_p])).astype(np.float32)
-    draft = np.log(target_p[::-1])[np.newaxis].astype(np.float32)
+    draft = -target[:1]
     random = np.random.default_rng(2)
     keys = random.integers(0, 2**64, _SPECULATIONS, dtype=np.uint64), random.integers(0, 2**30, _SPECULATIONS)
     drawn = speculate(target, draft, np.ones(_SPECULATIONS, np.float32), *keys)
