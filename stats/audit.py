@@ -178,6 +178,7 @@ class _State:
     def __init__(self, late: Callable[[], bool]) -> None:
         self.late = late
         self.broken = False
+        self.started = False
 
 
 class _Guarded:
@@ -191,8 +192,9 @@ class _Guarded:
     def run(self, target: object, plan: AuditPlan, progress: Progress) -> LayerResult:
         if self._state.broken:
             return LayerResult(self.name, (), not_run=_BROKEN)
-        if self._state.late():
+        if self._state.started and self._state.late():
             return LayerResult(self.name, (), not_run=NO_TIME)
+        self._state.started = True
         try:
             result = self._layer.run(target, plan, progress)
         except Exception as error:

@@ -47,24 +47,31 @@ def screen(report: AuditReport) -> list[str]:
 def could_have_missed(report: AuditReport) -> list[str]:
     """What this run could not have shown, one sentence each, the most important first."""
     found = [*_late(report), *_short(report), *_resolution(report)]
-    found += [
-        f"{result.layer} ({_PLAIN[result.layer]}): not tested, {result.not_run}"
-        for result in report.audit.results
-        if result.not_run and result.not_run != NO_TIME
-    ]
-    left_out = [layer for layer in _PLAIN if layer not in {result.layer for result in report.audit.results}]
-    found += [f"{layer} ({_PLAIN[layer]}): not tested, it was left out" for layer in left_out]
+    found += _not_tested(report)
     return found or ["nothing that these layers ask about; other models, devices and settings were not run"]
+
+
+def _not_tested(report: AuditReport) -> Iterator[str]:
+    """Layers that asked nothing; those with the same reason together."""
+    reasons = {result.layer: result.not_run for result in report.audit.results}
+    reasons = {layer: reasons.get(layer, "they were left out") for layer in _PLAIN}
+    for reason in dict.fromkeys(reasons.values()):
+        layers = [layer for layer in _PLAIN if reasons[layer] == reason]
+        if reason and reason != NO_TIME:
+            told = f"{layers[0]} ({_PLAIN[layers[0]]})" if len(layers) == 1 else ", ".join(layers)
+            yield f"not tested: {told}; {reason}"
 
 
 def _meaning(report: AuditReport) -> str:
     once = f"once in {round(1 / report.settings.alpha):,} audits at most"
     failed, short = report.audit.decision.failed, _short_tests(report)
     if report.verdict is RunVerdict.FAIL:
-        exact = sum(test.first.exact for test in failed)
         how = f"{len(failed)} tests failed" if len(failed) > 1 else "1 test failed"
-        sure = "; some of them are proofs, not statistics" if exact else ""
-        return f"The sampler is wrong: {how}{sure}. A correct sampler would be called wrong {once}."
+        if any(test.first.exact for test in failed):
+            return (
+                f"The sampler is wrong: {how}. This is certain: a single draw or value that no correct sampler gives."
+            )
+        return f"The sampler is wrong: {how}. A correct sampler would be called wrong {once}."
     if report.verdict is RunVerdict.INCONCLUSIVE:
         what = f"{len(short)} of {len(report.audit.decision.tests)} tests had too few draws"
         return f"Do not take this for a pass. No fault was seen, but {what if short else 'a part was not run'}."
@@ -134,15 +141,17 @@ def _short(report: AuditReport) -> Iterator[str]:
     tests = _short_tests(report)
     tails = sorted(gap for test in tests if (gap := _gap(test)) is not None)
     if tails:
-        yield (
-            f"missing or too frequent rare tokens: those {tails[0]:g} nats and more below the best "
-            f"({_rarity(tails[0])} less likely) were drawn too seldom to tell"
-        )
-    for test in tests:
-        if _gap(test) is None:
+        yield f"rare tokens, {tails[0]:g} nats and more below the best ({_rarity(tails[0])} less likely): too few drawn"
+    others = [test for test in tests if _gap(test) is None]
+    rows = [test.first.part for test in others if test.first.result.draws == 0]
+    if rows:
+        yield f"anything that these rows would show, which there was no time to draw: {', '.join(rows)}"
+    for test in others:
+        if test.first.result.draws:
             seen = test.first.could_see
-            what = f"a {test.first.unit} below {seen:.2g}" if math.isfinite(seen) else "anything there"
-            yield f"{test.first.name}: {what}"
+            yield f"{test.first.name}: " + (
+                f"a {test.first.unit} below {seen:.2g}" if math.isfinite(seen) else "anything"
+            )
 
 
 def _gap(test: JudgedTest) -> float | None:

@@ -46,4 +46,17 @@ ENTRIES = (
         ),
         stage="sampler distribution",
     ),
+    CodeInfo(
+        code="MRV404",
+        title="a reported log-probability, rank or position is wrong",
+        soundness=Soundness.SOUND,
+        rule="a log-probability is the log-softmax of its own row's logits, within the error of float32 arithmetic",
+        why="scores, rewards and perplexities are computed from it, and nobody sees that they belong to another token",
+        remedy="compare with float64 on the same logits; where a known formula gives the values, the evidence names it",
+        example=Example(
+            "logprobs = torch.log_softmax(logits / temperature, dim=-1)   # asked for: before the temperature",
+            "logprobs = torch.log_softmax(logits, dim=-1)",
+        ),
+        stage="sampler audit",
+    ),
 )

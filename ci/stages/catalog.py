@@ -36,6 +36,7 @@ def stages_for(target: RunnerTarget, reference: str, checkpoint: Checkpoint, dev
     from .oracle_transformers import OracleAgainstTransformers
     from .races import Races
     from .runner_oracle import RunnerAgainstOracle
+    from .sampler_audit import SamplerAudit
     from .sampler_distribution import SamplerDistribution
     from .state import StateAndPoison
     from .sync import Sync
@@ -50,6 +51,7 @@ def stages_for(target: RunnerTarget, reference: str, checkpoint: Checkpoint, dev
         Races(device),
         Sync(device),
         SamplerDistribution(lambda: logits_of(oracle), exact_scores),
+        SamplerAudit(vocab_size),
     ]
 
 

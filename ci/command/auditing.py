@@ -1,0 +1,219 @@
+"""What ``mrv2 audit`` does: find the sampler, audit it, report; or audit the samplers with planted faults."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from mrv2.checks.findings import JSON, Finding, RunVerdict, combine
+from mrv2.ci.report import console as screen
+from mrv2.ci.report.audit_json import coverage_of, findings_of, metrics_of
+from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.outcome import ReportedFinding
+from mrv2.ci.report.problem import InputError
+from mrv2.fuzz.targets.audited import NAMED
+from mrv2.fuzz.targets.plain_samplers import CallableSampler
+from mrv2.stats.audit import LAYERS, VOCAB_SIZE, AuditReport, Settings, audit, settings
+from mrv2.stats.planted.faults import PLANTED, Planted
+from mrv2.stats.report import screen as first_screen
+from mrv2.stats.targets import SamplerTarget
+
+from .audit_progress import watched
+from .environment import describe
+from .kernels import compiled_kernels
+from .shared import exit_code, notes, output
+from .targets import importable, resolve_object
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+NAMED_RIGHTLY = 12  # of the fourteen causes
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of ``mrv2 audit``."""
+
+    target: str
+    profile: str
+    time: str | None
+    alpha: float
+    layers: str
+    vocab: int | None
+    seed: int
+    strict: bool
+    json: Path | None
+    html: Path | None
+
+    def settings(self) -> Settings:
+        """Checked.
+
+        Raises:
+            InputError: the time cannot be read; ArgumentError: another option is out of its range.
+        """
+        names = tuple(name.strip() for name in self.layers.split(",") if name.strip())
+        seconds = None if self.time is None else seconds_of(self.time)
+        return settings(self.profile, seconds, self.seed, self.alpha, self.vocab or VOCAB_SIZE, names)
+
+
+def seconds_of(text: str) -> float:
+    """``90``, ``90s``, ``1.5m`` or ``8h`` in seconds.
+
+    Raises:
+        InputError: it is none of these.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if not found or float(found[1]) == 0:
+        raise InputError(
+            f"--time {text!r}", "a time is a number above 0 and s, m or h", "the profile's draws are cut to it", "60s"
+        )
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def show_names() -> None:
+    """Print the samplers that have names, and the layers."""
+    out = output()
+    for name in NAMED:
+        screen.line(out, name)
+    screen.line(out, f"layers: {', '.join(LAYERS)}")
+
+
+def run(options: Options) -> None:
+    """Audit one sampler and report.
+
+    Raises:
+        InputError: an option cannot be used.
+        typer.Exit: with the exit code of the verdict.
+    """
+    for path in (options.json, options.html):
+        if path:
+            check_destination(path)
+    chosen = options.settings()
+    with importable(Path.cwd()):
+        target = resolve_sampler(options.target)
+        with _kernels(options.target) as found, watched(notes(), chosen) as progress:
+            report = audit(target, chosen, progress)
+    verdict = combine([report.verdict, RunVerdict.FAIL]) if found else report.verdict
+    _write(options, report, verdict, found)
+    out = output()
+    for line in first_screen(report):
+        screen.line(out, line)
+    screen.print_findings(out, [ReportedFinding(finding) for finding in found])
+    raise typer.Exit(exit_code(verdict, options.strict))
+
+
+def resolve_sampler(reference: str) -> SamplerTarget:
+    """The sampler of a name: one of :data:`NAMED`, or ``package.module:object``, which may be a class or a function.
+
+    Raises:
+        InputError: there is none, or it is no sampler.
+    """
+    if reference in NAMED:
+        return NAMED[reference]()
+    if ":" not in reference or reference.startswith("planted:"):
+        raise InputError(
+            f"TARGET {reference!r}",
+            "a target is a known name or package.module:object",
+            "what has a colon is imported",
+            "mrv2 audit --list shows the names; for example my_engine.audited:sampler",
+        )
+    found = resolve_object(f"TARGET {reference!r}", reference)
+    made: Any = found() if isinstance(found, type) else found
+    if isinstance(made, SamplerTarget):
+        return made
+    if callable(getattr(made, "sampler", None)):
+        return resolve_provided(reference, made.sampler())
+    if callable(made):
+        return CallableSampler(made)
+    raise _no_sampler(reference, made)
+
+
+def resolve_provided(reference: str, provided: object) -> SamplerTarget:
+    """What a target of ``mrv2 verify`` gives as its sampler.
+
+    Raises:
+        InputError: it is no sampler.
+    """
+    if isinstance(provided, SamplerTarget):
+        return provided
+    raise _no_sampler(reference, provided)
+
+
+def _no_sampler(reference: str, found: object) -> InputError:
+    return InputError(
+        f"TARGET {reference!r}, of type {type(found).__name__}",
+        "a sampler has a name and sample(logits, temperature, seeds, positions), or is a function of these four",
+        "the audit draws tokens with it",
+        "fulfil mrv2.stats.targets.SamplerTarget",
+    )
+
+
+@contextmanager
+def _kernels(reference: str) -> Iterator[list[Finding]]:
+    """Kernels of the target compiled for the CPU and watched, unless they are to be interpreted."""
+    if reference == "refrunner-interpreted" or not importlib.util.find_spec("triton"):
+        yield []
+        return
+    with compiled_kernels() as found:
+        yield found
+
+
+def _write(options: Options, report: AuditReport, verdict: RunVerdict, found: list[Finding]) -> None:
+    findings = tuple(ReportedFinding(finding) for finding in (*findings_of(report), *found))
+    if options.json:
+        parts: list[JSON] = [result.layer for result in report.audit.results if not result.not_run]
+        about: dict[str, JSON] = {
+            "name": report.target, "reference": options.target, "features": parts, "model": None,
+        }  # fmt: skip
+        written = Report("audit", describe(), verdict, about, findings, metrics_of(report), coverage_of(report))
+        write_report(options.json, written)
+    if options.html:
+        from mrv2.ci.report.audit_html import write_html
+
+        write_html(options.html, report)
+
+
+def run_self_test(options: Options) -> None:
+    """Audit every planted fault; each must be caught by its layer, and most be named rightly.
+
+    Raises:
+        typer.Exit: 0 if so, else 1.
+    """
+    chosen = options.settings()
+    results = [_planted_result(planted, chosen) for planted in PLANTED]
+    out = output()
+    caught, named = sum(result[0] for result in results), sum(result[1] for result in results)
+    screen.table(
+        out,
+        ("planted fault", "caught", "named", "seconds", "cause"),
+        [
+            (planted.name, "yes" if found else "NO", "yes" if right else "NO", f"{seconds:.0f}", cause)
+            for planted, (found, right, seconds, cause) in zip(PLANTED, results, strict=True)
+        ],
+    )
+    good = caught == len(PLANTED) and named >= NAMED_RIGHTLY
+    verdict = RunVerdict.PASS if good else RunVerdict.FAIL
+    if options.json:
+        metrics: dict[str, JSON] = {
+            planted.name: {"caught": found, "named": right, "seconds": round(seconds, 2), "cause": cause}
+            for planted, (found, right, seconds, cause) in zip(PLANTED, results, strict=True)
+        }
+        write_report(options.json, Report("audit", describe(), verdict, metrics={"self-test": metrics}))
+    text = f"{verdict.value.upper()}: {caught} of {len(PLANTED)} planted faults caught, {named} named rightly"
+    screen.line(out, f"{text} (all must be caught, {NAMED_RIGHTLY} named)")
+    raise typer.Exit(exit_code(verdict))
+
+
+def _planted_result(planted: Planted, chosen: Settings) -> tuple[bool, bool, float, str]:
+    """Whether it was caught in its layer and named rightly, the seconds, and the first cause."""
+    with watched(notes(), chosen, planted.name) as progress:
+        report = audit(planted.make(), chosen, progress)
+    layers = {test.layer for test in report.audit.decision.failed}
+    first = report.causes[0].kind if report.causes else "none"
+    caught = report.verdict is RunVerdict.FAIL and planted.layer in layers
+    return caught, first == planted.cause, report.seconds, first
