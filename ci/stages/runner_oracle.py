@@ -1,20 +1,25 @@
 """Stage 2: the runner's tokens and log-probabilities against the oracle's.
 
 Two workloads: the quick one on the model of the run, and the edges (long, odd and extreme) always on the tiny one,
-because they are about state, and weights do not matter to that.
+because they are about state, and weights do not matter to that. A target that knows grammars gets a third one, likewise
+on the tiny model: random JSON schemas and other grammars, and requests without one beside them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 from mrv2.checks.findings import JSON, Finding, RunVerdict, Soundness, Verdict, verdict_of
+from mrv2.fuzz.grammars import grammar_workload
 from mrv2.fuzz.programs import MODEL as TINY
 from mrv2.fuzz.targets.protocols import Feature, RunnerTarget
 from mrv2.fuzz.workload import RequestResult, Trace, Workload, WorkloadRequest, run_target
 from mrv2.refrunner.api import NewRequest
-from mrv2.refrunner.models.checkpoint import load_checkpoint
+from mrv2.refrunner.models.checkpoint import Checkpoint, load_checkpoint
+from mrv2.refrunner.models.tokenizer import load_tokenizer
+from mrv2.refrunner.oracle.grammar import GrammarOracle
 from mrv2.refrunner.oracle.llama import LlamaOracle
 from mrv2.refrunner.oracle.oracle import Oracle, ScoredToken
 from mrv2.refrunner.oracle.rounding import Float32Twins, Judgement, TokenBound
@@ -23,6 +28,8 @@ from .base import Budget, Progress, StageResult
 from .traces import missing_features, silent, trace_coverage, trace_findings, unexercised, unmoved
 from .workloads import EDGE_LANES, LEAST_CONTEXT, edges_workload, quick_workload
 
+#: Requests of the workload with grammars.
+CONSTRAINED = 12
 NEEDED = (
     Feature.CHUNKED_PREFILL,
     Feature.PREEMPTION,
@@ -96,11 +103,14 @@ class RunnerAgainstOracle:
         workload = quick_workload(self._vocab_size, budget.seed, budget.new_tokens, config.max_position_embeddings)
         tiny = load_checkpoint(TINY)
         edges = edges_workload(tiny.config.vocab_size, budget.seed)
-        progress.start(len(workload.requests) + len(edges.requests) + 2)
+        grammars = grammar_workload(budget.seed, CONSTRAINED) if knows_grammars(target) else None
+        constrained = 0 if grammars is None else len(grammars.requests) + 1
+        progress.start(len(workload.requests) + len(edges.requests) + 2 + constrained)
         quick = self._drive(target, workload, progress)
-        judge = RunnerAgainstOracle(TINY, edges.vocab_size, Oracle(LlamaOracle(tiny.config, tiny.tensors)))
+        judge = RunnerAgainstOracle(TINY, edges.vocab_size, tiny_oracle(tiny, with_grammars=grammars is not None))
         extreme = judge._drive(target, edges, progress)
-        return _result(quick, extreme, Feature.SNAPSHOT in target.features)
+        texts = None if grammars is None else judge._drive(target, grammars, progress)
+        return _result(quick, extreme, texts, Feature.SNAPSHOT in target.features)
 
     def _drive(self, target: RunnerTarget, workload: Workload, progress: Progress) -> _Drive:
         trace = run_target(target, {"model": self._model}, workload)
@@ -119,6 +129,20 @@ class RunnerAgainstOracle:
                 _tally(judged, trace, request, result, scored, twins.bounds(asked, scored))
             progress.advance()
         return judged
+
+
+def knows_grammars(target: RunnerTarget) -> bool:
+    """Whether the target claims to, and the library that says what a grammar means is installed."""
+    return Feature.GRAMMARS in target.features and find_spec("llguidance") is not None
+
+
+def tiny_oracle(tiny: Checkpoint, *, with_grammars: bool) -> Oracle:
+    """The oracle of the tiny model, whose tokens are bytes."""
+    vocabulary = load_tokenizer(tiny).vocabulary()
+    grammars = None
+    if with_grammars:
+        grammars = GrammarOracle(vocabulary.tokens, vocabulary.special, vocabulary.encode, tiny.config.vocab_size)
+    return Oracle(LlamaOracle(tiny.config, tiny.tensors), grammars)
 
 
 def unfit(vocab_size: int, context: int) -> str | None:
@@ -229,20 +253,24 @@ def _step_of_draw(trace: Trace, request: WorkloadRequest, index: int) -> int | N
     return None
 
 
-def _result(quick: _Drive, edges: _Drive, snapshots: bool) -> StageResult:
-    findings = (*quick.findings, *edges.findings)
+def _result(quick: _Drive, edges: _Drive, texts: _Drive | None, snapshots: bool) -> StageResult:
+    drives = [drive for drive in (quick, edges, texts) if drive is not None]
+    findings = tuple(finding for drive in drives for finding in drive.findings)
     judged, missing = quick.judged, _missing(quick, edges, snapshots)
     verdict = verdict_of(findings)
-    ratio = max(judged.largest_ratio, edges.judged.largest_ratio)
+    ratio = max(drive.judged.largest_ratio for drive in drives)
+    grammars = "" if texts is None else f"; grammars: {texts.judged.equal} of {texts.judged.tokens}"
     summary = (
         f"{len(quick.workload.requests)} requests, {judged.equal} of {judged.tokens} tokens equal; edges on the {TINY} "
-        f"model: {edges.judged.equal} of {edges.judged.tokens}; logprob error at most {ratio:.2f} of its bound"
+        f"model: {edges.judged.equal} of {edges.judged.tokens}{grammars}; logprob error at most {ratio:.2f} of its "
+        "bound"
     )
     if findings:
         summary = findings[0].title
     elif missing:
         verdict, summary = RunVerdict.INCONCLUSIVE, missing
     coverage = {**trace_coverage(quick.trace), "edges": _edge_coverage(edges)}
+    coverage["grammars"] = None if texts is None else trace_coverage(texts.trace)
     return StageResult(verdict, summary, findings, _metrics(judged, edges.judged), coverage)
 
 

@@ -27,6 +27,7 @@ class Feature(enum.Enum):
     SNAPSHOT = "snapshot of the step's inputs"
     POISON = "poison of dead memory"
     SAMPLER = "sampler on its own"
+    GRAMMARS = "grammars"
 
 
 @dataclass(frozen=True)

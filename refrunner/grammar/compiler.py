@@ -142,7 +142,7 @@ class Matcher:
         self._state.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
         if self._state.is_error():
             out[:] = 0  # the library would allow its end, and the text would look complete
-            return str(self._state.get_error())
+            return _first_part(self._state.get_error())
         word, bit = self._end
         complete = int(self._words[word]) >> bit & 1
         out[:] = self._words[: len(out)] & ~self._stop_bits
@@ -154,10 +154,14 @@ class Matcher:
 
 
 def _unreadable(grammar: Grammar, reason: str) -> RequestError:
-    shown_reason = " ".join(reason.partition("<state>")[0].split())[:200]
     return RequestError(
         f"SamplingParams.grammar={shown(grammar)}",
-        f"it must be a grammar that some text satisfies; llguidance says: {shown_reason}",
+        f"it must be a grammar that some text satisfies; llguidance says: {_first_part(reason)}",
         "tokens are drawn only where the grammar allows them, so one that cannot be read allows none",
         "a valid JSON schema, regular expression or GBNF grammar, without the keywords that the message names",
     )
+
+
+def _first_part(reason: str) -> str:
+    """What an error of the library says, in one line and without the state that it shows behind it."""
+    return " ".join(reason.partition("<state>")[0].split())[:200]

@@ -11,7 +11,7 @@ from mrv2.ci.stages import runner_oracle
 from mrv2.ci.stages.base import Budget
 from mrv2.ci.stages.runner_oracle import NEEDED, RunnerAgainstOracle
 from mrv2.ci.stages.workloads import edges_workload, quick_workload
-from mrv2.fuzz.mutants import MUTATIONS, mutant
+from mrv2.fuzz.mutants import MASKS, MUTATIONS, mutant
 from mrv2.fuzz.targets.protocols import Feature
 from mrv2.fuzz.targets.reference import ReferenceTarget
 from mrv2.fuzz.workload import Workload, WorkloadRequest
@@ -28,9 +28,44 @@ SMALL_EDGES = Workload((WorkloadRequest("e0", (1, 2, 3), SamplingParams(max_toke
 
 @pytest.fixture
 def stage(tiny_oracle, monkeypatch):
-    """The stage without the long edges, which have tests of their own."""
+    """The stage without the long edges and grammars, which have tests of their own."""
+    monkeypatch.setattr(runner_oracle, "edges_workload", lambda *args: SMALL_EDGES)
+    monkeypatch.setattr(runner_oracle, "knows_grammars", lambda target: False)
+    return RunnerAgainstOracle("tiny", VOCAB, tiny_oracle)
+
+
+@pytest.fixture
+def with_grammars(tiny_oracle, monkeypatch):
+    """The stage without the long edges."""
+    pytest.importorskip("llguidance")
     monkeypatch.setattr(runner_oracle, "edges_workload", lambda *args: SMALL_EDGES)
     return RunnerAgainstOracle("tiny", VOCAB, tiny_oracle)
+
+
+def test_a_target_that_knows_grammars_is_asked_for_texts(with_grammars, progress):
+    result = with_grammars.run(ReferenceTarget(), BUDGET, progress)
+    assert (result.verdict, result.findings) == (RunVerdict.PASS, ())
+    assert progress.done == progress.total
+    assert "; grammars: " in result.summary
+    assert result.coverage["grammars"]["resumed"] and result.coverage["grammars"]["steps"] > 30
+    assert is_json(result)
+
+
+def test_a_target_that_does_not_is_not(with_grammars, progress):
+    target = ReferenceTarget()
+    target.features -= {Feature.GRAMMARS}
+    result = with_grammars.run(target, BUDGET, progress)
+    assert result.verdict is RunVerdict.PASS and "grammars" not in result.summary
+    assert result.coverage["grammars"] is None
+
+
+@pytest.mark.parametrize("name", ["mask_row_off_by_one", "grammar_starts_again_on_resume"])
+def test_a_fault_of_the_masks_is_found(with_grammars, progress, name):
+    (mutation,) = [mutation for mutation in MASKS if mutation.name == name]
+    with mutant(mutation) as target:
+        result = with_grammars.run(target, Budget(new_tokens=8, seed=5), progress)
+    assert result.verdict is RunVerdict.FAIL
+    assert {"MRV302", "MRV307"} & {finding.code for finding in result.findings}
 
 
 def is_json(result):
@@ -305,7 +340,8 @@ def test_the_edges_are_judged_too(tiny_oracle, progress):
     """With the long ones: the whole stage as users run it."""
     result = RunnerAgainstOracle("tiny", VOCAB, tiny_oracle).run(ReferenceTarget(), BUDGET, progress)
     assert (result.verdict, result.findings) == (RunVerdict.PASS, ())
-    assert progress.done == progress.total == 8 + 4 + 2
+    texts = 12 + 1 if runner_oracle.knows_grammars(ReferenceTarget()) else 0
+    assert progress.done == progress.total == 8 + 4 + 2 + texts
     edges = edges_workload(VOCAB, 0)
     assert result.coverage["edges"]["longest prompt"] == max(len(request.prompt) for request in edges.requests)
     assert 3 * 6 + 3 <= result.metrics["tokens of the edges"] <= 4 * 6
