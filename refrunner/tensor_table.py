@@ -50,10 +50,11 @@ class Entry:
 
 
 _STAGED = "apply_staged_writes"
-_ADVANCED = (_STAGED, "propose_ngrams", "post_update_verified", "post_update")
+_ADVANCED = (_STAGED, "draw_drafts", "propose_ngrams", "post_update_verified", "post_update")
 _STEP = "step; address fixed"
 _BUILDER = "ModelRunner._builder"
 _TABLES = f"{_BUILDER}.block_tables"
+_PROPOSER = "ModelRunner._proposer"
 
 TABLE = (
     Entry("ModelRunner._model.*", "weights, rotary table", "as the model's", DEVICE, "runner", (CONSTANT,), MAIN),
@@ -134,6 +135,42 @@ TABLE = (
     Entry(
         "ModelRunner.batch.logit_lanes", "lanes whose logits are sampled; uploaded with it", "[M] i64",
         DEVICE, "step; fresh", ("copy_",), MAIN,
+    ),
+    Entry(
+        "ModelRunner.batch.logit_*", "row, request, drafts of each row of logits; uploaded with it", "[M], [N + 1] i32",
+        DEVICE, "step; fresh", ("copy_",), MAIN,
+    ),
+    Entry(
+        "ModelRunner._sampler.verifier.draft_logits", "what each draft was drawn from", "[R, K, V] f32",
+        DEVICE, "until the next draft of the row", ("draw_drafts",), MAIN,
+    ),
+    Entry(
+        "ModelRunner._draft.*", "weights of the draft model, its rotary table", "as the model's",
+        DEVICE, "runner", (CONSTANT,), MAIN,
+    ),
+    Entry(
+        f"{_PROPOSER}.attention.cache", "keys and values of the draft model", "[layers, 2, slots, KV heads, D]",
+        DEVICE, "a block's holders", ("copy_blocks", "fill_blocks", "index_copy_", "write_keys_and_values"), MAIN,
+    ),
+    Entry(
+        f"{_PROPOSER}._inputs._*", "ids, positions, slots, lengths, bounds of a draft pass", "[D'], [N' + 1] i32, i64",
+        DEVICE, "pass; address fixed", ("prepare_draft_inputs",), MAIN,
+    ),
+    Entry(
+        f"{_PROPOSER}._inputs.*", "lanes of the first draft pass, who enters; uploaded with all else", "[N] i32, i64",
+        DEVICE, "step; fresh", ("copy_",), MAIN,
+    ),
+    Entry(
+        f"{_PROPOSER}.kept", "the target's state of each row's last token; with a head", "[R, H]",
+        DEVICE, "request", ("keep_states",), MAIN,
+    ),
+    Entry(
+        f"{_PROPOSER}.before", "states before the lanes of a draft pass; with a head", "[D', H]",
+        DEVICE, "pass; address fixed", ("states_before", "copy_"), MAIN,
+    ),
+    Entry(
+        f"{_PROPOSER}.graphs.captured(*", "hidden states of a draft pass's graph", "[D', ...]",
+        DEVICE, "until the next replay; address fixed", ("the forward pass",), MAIN,
     ),
     Entry(
         "ModelRunner._ring._slots(*).memory", "snapshot of what a step uploads", "[bytes] u8",

@@ -32,11 +32,13 @@ class DraftInputs:
         starts: int32 [N + 1] on the device, lanes of each request in the first pass.
         last_lanes: int64 [N] on the device, the last of them.
         enters: int32 [N] on the device, whether a request computes its first tokens since it got its row.
+        num_blocks: int32 [N] on the device, length of its block table.
     """
 
     starts: Tensor
     last_lanes: Tensor
     enters: Tensor
+    num_blocks: Tensor
 
     def __init__(self, config: RunnerConfig, device: Device, tables: BlockTables) -> None:
         self._config, self._tables = config, tables
@@ -70,7 +72,7 @@ class DraftInputs:
 
     def take(self, upload: PackedUpload) -> None:
         """The upload is on its way; what was planned can be viewed."""
-        self.starts, self.last_lanes, self.enters, self._num_blocks = map(upload.view, self._tickets)
+        self.starts, self.last_lanes, self.enters, self.num_blocks = map(upload.view, self._tickets)
 
     @property
     def num_lanes(self) -> int:
@@ -107,7 +109,7 @@ class DraftInputs:
         table = self._tables.batch_table[0]
         prepare_draft_inputs[(requests,)](
             batch.rows, self.starts, num_emitted, states.num_computed, states.total_len,
-            states.token_ids, states.token_ids.stride(0), table, table.stride(0), self._num_blocks,
+            states.token_ids, states.token_ids.stride(0), table, table.stride(0), self.num_blocks,
             self._input_ids, self._positions, self._slots, self._seq_lens, self._bounds,
             batch.num_requests, ahead, self._config.max_model_len,
             LANES=lanes, BLOCK_SIZE=self._config.block_size, BLOCK=LANES,
