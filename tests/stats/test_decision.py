@@ -76,6 +76,12 @@ def test_one_violation_of_an_exact_rule_fails():
     assert verdict_of(exact_test("p", "rule", 0, 0, "case")) is RunVerdict.INCONCLUSIVE
 
 
+def test_a_violation_that_only_the_repeat_shows_fails_too():
+    rule, broken = exact_test("p", "rule", 10, 0, "case"), exact_test("p", "rule", 40, 1, "case")
+    assert verdict_of(a_test(5e-4), rule, repeats=(a_test(0.5), rule)) is RunVerdict.PASS
+    assert verdict_of(a_test(5e-4), rule, repeats=(a_test(0.5), broken)) is RunVerdict.FAIL
+
+
 def test_layers_share_the_rate_equally():
     fine = [a_test(0.5, f"t{i}") for i in range(99)]
     many = LayerResult("many", (*fine, a_test(4e-7, "low")))
