@@ -111,6 +111,8 @@ class Sources:
         return frozenset(name.partition(".")[0] for name in self.judged)
 
     def _find(self, name: str) -> Path | None:
+        if not all(name.split(".")):  # a relative import that leads out of its package
+            return None
         relative = Path(*name.split("."))
         for root in self.roots:
             for candidate in (root / relative.with_suffix(".py"), root / relative / "__init__.py"):

@@ -75,3 +75,10 @@ def test_nothing_is_run(tmp_path: Path) -> None:
     write(tmp_path, {"engine.py": f"open({str(marker)!r}, 'w')\ndef f():\n    pass\n"})
     lint([tmp_path], everything=True)
     assert not marker.exists()
+
+
+def test_a_relative_import_that_leads_out_of_its_package_is_followed_nowhere(tmp_path: Path) -> None:
+    body = "def step(self):\n    from ... import nothing\n    from .. import deeper\n    x.cuda().item()\n"
+    write(tmp_path, {"e/__init__.py": "", "e/run.py": "import torch\nx = torch.zeros(3)\n" + body})
+    result = lint([tmp_path / "e"], everything=True)
+    assert [one.code for one in result.findings].count("MRV101") == 1
