@@ -18,6 +18,7 @@ from mrv2.checks.findings import JSON
 REQUIRED = ("torch", "triton", "numpy", "scipy", "hypothesis", "pytest", "pytest-xdist", "rich", "typer", "jsonschema")
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "model": ("transformers", "gguf", "safetensors", "tokenizers", "accelerate"),
+    "grammar": ("llguidance",),
     "report": ("jinja2", "matplotlib"),
     "cluster": ("ray",),
     "dev": ("build", "import-linter", "mypy", "ruff", "setuptools"),
