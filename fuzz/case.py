@@ -30,6 +30,8 @@ from mrv2.fuzz.workload import Crash, RequestResult, Trace, close
 from mrv2.refrunner.api import Handle, Step
 from mrv2.refrunner.kv_groups import KVGroups
 from mrv2.refrunner.models.checkpoint import load_checkpoint
+from mrv2.refrunner.models.tokenizer import load_tokenizer
+from mrv2.refrunner.oracle.grammar import GrammarOracle
 from mrv2.refrunner.oracle.llama import LlamaOracle
 from mrv2.refrunner.oracle.oracle import Oracle
 
@@ -180,7 +182,7 @@ class _Looking:
 def _outcome(program: _Program, findings: tuple[Finding, ...], run: Run | None) -> CaseOutcome:
     trace, tally = program.trace, Tally()
     if program.recorder is not None:
-        judge = _judge(program.script.model)
+        judge = _judge(program.script.model, bool(program.script.settings.get("grammars")))
         tally = judge.judge(program.workload, trace, program.recorder.reports, program.recorder.prompts)
     found = [*_of_trace(trace), *map(_of_finding, findings), *_broken(trace), *_crashes(trace, run)]
     found += map(_of_words, tally.failures)
@@ -214,6 +216,8 @@ def _counts(program: _Program, run: Run | None) -> dict[str, int]:
         "prefixes found": sum(request.num_computed_tokens > 0 for step in steps for request in step.new),
         "blocks copied": sum(len(step.block_copies) for step in steps),
         "empty steps": sum(not step.scheduled for step in steps),
+        "drafts": sum(sum(step.drafts.values()) for step in steps),
+        "drafts rejected": sum(rejected for step in steps for _, rejected in step.verified.values()),
         "refused requests": program.refused,
     }
 
@@ -269,6 +273,10 @@ def model_facts(model: str) -> tuple[int, tuple[int, ...]]:
 
 
 @functools.cache
-def _judge(model: str) -> Judge:
+def _judge(model: str, grammars: bool) -> Judge:
     checkpoint = load_checkpoint(model)
-    return Judge(Oracle(LlamaOracle(checkpoint.config, checkpoint.tensors)))
+    reader = None
+    if grammars:
+        words = load_tokenizer(checkpoint).vocabulary()
+        reader = GrammarOracle(words.tokens, words.special, words.encode, checkpoint.config.vocab_size)
+    return Judge(Oracle(LlamaOracle(checkpoint.config, checkpoint.tensors), reader))

@@ -8,7 +8,8 @@ schedule are one drawn value, and one shrinker minimises them together.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
 from hypothesis import note, target
 from hypothesis import strategies as st
@@ -23,10 +24,14 @@ from mrv2.fuzz.targets.reference import ReferenceTarget
 from .case import CaseOutcome, Failure, Refused, model_facts, run_case
 from .paste import as_test
 from .script import MODEL, Abort, Advance, Arrive, Collect, Event, Preempt, Script, Skip
-from .strategies import arrivals, schedules, settings_of
+from .strategies import GRAMMARS, arrivals, schedules, settings_of
 
+Drawn = TypeVar("Drawn")
 #: States that are rarely reached: more of them is better, so Hypothesis climbs towards them.
-RARE = ("row reuses", "row moves", "preempted", "prefixes found", "blocks copied", "empty steps", "chunked")
+RARE = (
+    "row reuses", "row moves", "preempted", "prefixes found", "blocks copied", "empty steps", "chunked", "drafts",
+    "drafts rejected",
+)  # fmt: skip
 
 
 class FuzzFailure(AssertionError):
@@ -61,6 +66,7 @@ class RunnerMachine(RuleBasedStateMachine):
     models: ClassVar[tuple[str, ...]] = (MODEL,)
     schedule_strategy: ClassVar[SearchStrategy[Schedule | None]] = schedules()
     features: ClassVar[tuple[str, ...] | None] = None
+    _made: ClassVar[dict[str, Any]]
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,25 +83,43 @@ class RunnerMachine(RuleBasedStateMachine):
         """What the runner is built with, and when the device runs what."""
         self._begun = (settings, steps_in_flight, schedule, model)
 
-    def allows(self, name: str) -> bool:
+    @classmethod
+    def allows(cls, name: str) -> bool:
         """Whether a knob or a parameter of requests may be used."""
-        return self.features is None or name in self.features
+        return cls.features is None or name in cls.features
 
-    def settings(self) -> SearchStrategy[dict[str, JSON]]:
+    @classmethod
+    def settings(cls) -> SearchStrategy[dict[str, JSON]]:
         """Capacities and knobs; enough blocks for the model with the most KV groups."""
-        groups = max(len(model_facts(model)[1]) for model in self.models)
-        knobs = {name: knob for name, knob in self.runner_target.knobs.items() if self.allows(name)}
-        return settings_of(knobs, groups)
+        groups = max(len(model_facts(model)[1]) for model in cls.models)
+        knobs = {name: knob for name, knob in cls.runner_target.knobs.items() if cls.allows(name)}
+        return cls._once("settings", lambda: settings_of(knobs, groups))
 
-    @rule(request=st.runner().flatmap(lambda machine: arrivals(machine.vocab_size, machine.allows)))
+    @classmethod
+    def requests(cls) -> SearchStrategy[Arrive]:
+        """Requests for the smallest of the models' vocabularies.
+
+        The grammars of ``strategies`` are for models with a token for each byte.
+        """
+        tiny = all(model.startswith("tiny") for model in cls.models)
+        grammars = tiny and GRAMMARS in cls.runner_target.knobs and cls.allows("grammar")
+        vocab_size = min(model_facts(model)[0] for model in cls.models)
+        return cls._once("requests", lambda: arrivals(vocab_size, cls.allows, grammars))
+
+    @classmethod
+    def _once(cls, name: str, make: Callable[[], SearchStrategy[Drawn]]) -> SearchStrategy[Drawn]:
+        """A strategy of this class, made once: making one takes longer than drawing from it."""
+        if "_made" not in vars(cls):
+            cls._made = {}
+        if name not in cls._made:
+            cls._made[name] = make()
+        made: SearchStrategy[Drawn] = cls._made[name]
+        return made
+
+    @rule(request=st.runner().flatmap(lambda machine: machine.requests()))
     def arrive(self, request: Arrive) -> None:
         """A request arrives."""
         self._events.append(request)
-
-    @property
-    def vocab_size(self) -> int:
-        """The smallest of the models' vocabularies."""
-        return min(model_facts(model)[0] for model in self.models)
 
     @precondition(lambda self: self._events)
     @rule(steps=st.integers(1, 4))
@@ -136,6 +160,8 @@ class RunnerMachine(RuleBasedStateMachine):
         if self._begun is None or not self._events:
             return
         settings, steps_in_flight, schedule, model = self._begun
+        if any(isinstance(event, Arrive) and event.sampling.grammar for event in self._events):
+            settings = {**settings, GRAMMARS: True}
         script = Script(tuple(self._events), settings, steps_in_flight, schedule, model)
         try:
             outcome = self.run(script)

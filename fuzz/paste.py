@@ -26,8 +26,9 @@ def as_test(reference: str, script: Script, failures: Sequence[Failure]) -> str:
     imports = [f"from mrv2.fuzz.script import {', '.join(sorted(parts))}"]
     if script.schedule is not None:
         imports.append("from mrv2.checks.virtual.schedules import Schedule")
-    if "SamplingParams(" in as_code(script):
-        imports.append("from mrv2.refrunner.api import SamplingParams")
+    params = [kind for kind in ("Grammar", "SamplingParams") if f"{kind}(" in as_code(script)]
+    if params:
+        imports.append(f"from mrv2.refrunner.api import {', '.join(params)}")
     seen = textwrap.shorten(failures[0].text, WIDTH) if failures else "nothing"
     return "\n".join(
         [

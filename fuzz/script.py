@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from mrv2.checks.errors import CheckError
 from mrv2.checks.findings import JSON
 from mrv2.checks.virtual.schedules import Schedule
-from mrv2.refrunner.api import SamplingParams
+from mrv2.refrunner.api import Grammar, SamplingParams
 
 MODEL = "tiny"
 
@@ -159,8 +159,13 @@ def script_from_json(content: object) -> Script:
 def _event_as_json(event: Event) -> dict[str, JSON]:
     content: dict[str, JSON] = {"event": _NAMES[type(event)]}
     for name, value in _given(event).items():
-        content[name] = _given(value) if isinstance(value, SamplingParams) else value
+        content[name] = _sampling_as_json(value) if isinstance(value, SamplingParams) else value
     return content
+
+
+def _sampling_as_json(sampling: SamplingParams) -> dict[str, JSON]:
+    given = _given(sampling)
+    return {**given, "grammar": vars(sampling.grammar)} if sampling.grammar else given
 
 
 def _given(value: object) -> dict[str, Any]:
@@ -180,14 +185,19 @@ def _event_from_json(content: Mapping[str, Any]) -> Event:
     values = {name: _tuples(value) for name, value in content.items()}
     kind = KINDS[_text(values.pop("event"))]
     if kind is Arrive:
-        values["sampling"] = SamplingParams(
-            **{name: _tuples(value) for name, value in dict(content.get("sampling", {})).items()}
-        )
+        values["sampling"] = _sampling_from_json(dict(content.get("sampling", {})))
         values["prompt"] = tuple(_number(token, 0) for token in values["prompt"])
     for name in ("priority", "continues", "which", "steps"):
         if values.get(name) is not None:
             values[name] = _number(values[name], 0)
     return kind(**values)
+
+
+def _sampling_from_json(content: dict[str, Any]) -> SamplingParams:
+    values = {name: _tuples(value) for name, value in content.items()}
+    if values.get("grammar") is not None:
+        values["grammar"] = Grammar(**values["grammar"])
+    return SamplingParams(**values)
 
 
 def _tuples(value: Any) -> Any:

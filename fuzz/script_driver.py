@@ -15,7 +15,7 @@ from .script import Abort, Advance, Arrive, Collect, Event, Preempt, Script, Ski
 
 #: What the scheduler of the fuzzer needs to know of the settings; the rest is the target's own affair.
 CAPACITIES = frozenset({"max_num_reqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_kv_blocks"})
-SCHEDULER_SETTINGS = CAPACITIES | {"prefix_caching", "scheduling"}
+SCHEDULER_SETTINGS = CAPACITIES | {"prefix_caching", "scheduling", "speculation", "num_drafts", "grammars"}
 
 
 class ScriptDriver(Driver):

@@ -17,8 +17,9 @@ from hypothesis.strategies import SearchStrategy
 
 from mrv2.checks.findings import JSON
 from mrv2.checks.virtual.schedules import Decision, Schedule
+from mrv2.fuzz.grammars import STOP, schema_grammar
 from mrv2.fuzz.targets.protocols import Knob
-from mrv2.refrunner.api import SamplingParams
+from mrv2.refrunner.api import Grammar, SamplingParams
 
 from .script import Arrive
 from .script_driver import smallest_pool
@@ -35,6 +36,18 @@ LAST_MOMENT = 1500
 STREAMS = 3
 BASES = ("late", "early", "starve:0", "starve:1", "starve:2")
 NUMBERED_BASES = ("random", "pct")
+#: The knob that a target must have, and that is turned, where requests carry grammars.
+GRAMMARS = "grammars"
+#: Some end soon, some go on, some repeat themselves, which is what n-gram drafts foretell.
+GRAMMAR_CHOICES = (
+    Grammar("regex", "[ab]{5}"), Grammar("regex", "x|y{5}z?"), Grammar("regex", "(north ){2,5}"),
+    Grammar("ebnf", 'root ::= "(" item ")"\nitem ::= [a-z] | "[" [0-9] "]"'),
+    schema_grammar({"type": "array", "items": {"enum": [True, False]}}),
+)  # fmt: skip
+#: What the logits that a grammar has left may be changed by.
+BESIDE_GRAMMARS = (
+    "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias",
+)  # fmt: skip
 
 
 def settings_of(knobs: Mapping[str, Knob], groups: int = 1) -> SearchStrategy[dict[str, JSON]]:
@@ -96,12 +109,13 @@ def _all(name: str) -> bool:
     return True
 
 
-def arrivals(vocab_size: int, allowed: Callable[[str], bool] = _all) -> SearchStrategy[Arrive]:
+def arrivals(vocab_size: int, allowed: Callable[[str], bool] = _all, grammars: bool = False) -> SearchStrategy[Arrive]:
     """A request: the beginning of one of a few texts, and what it asks for.
 
     Args:
         vocab_size: token ids are below it.
         allowed: whether a parameter, or that a request continues another one, may be drawn.
+        grammars: whether some requests carry one.
     """
 
     def build(text: int, length: int, sampling: SamplingParams, priority: int, continues: int | None) -> Arrive:
@@ -110,9 +124,9 @@ def arrivals(vocab_size: int, allowed: Callable[[str], bool] = _all) -> SearchSt
 
     continued = st.one_of(st.none(), st.none(), st.integers(0, 3)) if allowed("continues") else st.none()
     lengths = st.one_of(st.integers(1, 6), st.integers(1, LONGEST_PROMPT))
-    return st.builds(
-        build, st.integers(0, TEXTS - 1), lengths, sampling_params(vocab_size, allowed), st.integers(0, 2), continued
-    )
+    plain = sampling_params(vocab_size, allowed)
+    sampling = st.one_of(plain, plain, under_grammars(vocab_size, allowed)) if grammars else plain
+    return st.builds(build, st.integers(0, TEXTS - 1), lengths, sampling, st.integers(0, 2), continued)
 
 
 def sampling_params(vocab_size: int, allowed: Callable[[str], bool] = _all) -> SearchStrategy[SamplingParams]:
@@ -123,6 +137,20 @@ def sampling_params(vocab_size: int, allowed: Callable[[str], bool] = _all) -> S
     """
     noise = _noise() if allowed("temperature") else st.just({})
     return st.builds(_params, st.integers(1, LONGEST_OUTPUT), noise, _rare(vocab_size, allowed))
+
+
+def under_grammars(vocab_size: int, allowed: Callable[[str], bool] = _all) -> SearchStrategy[SamplingParams]:
+    """Parameters of a request with a grammar, which always leave a token that it allows."""
+    noise = _noise() if allowed("temperature") else st.just({})
+    rare = _rare(vocab_size, lambda name: name in BESIDE_GRAMMARS and allowed(name))
+    ends = st.sampled_from(GRAMMAR_CHOICES).map(lambda grammar: {"grammar": grammar, "stop_token_ids": (STOP,)})
+    return st.builds(
+        lambda count, noise, rare, ends: _params(count, noise, {**rare, **ends}),
+        st.integers(1, LONGEST_OUTPUT),
+        noise,
+        rare,
+        ends,
+    )
 
 
 def _noise() -> SearchStrategy[dict[str, Any]]:

@@ -10,17 +10,18 @@ from .edges import EDGES
 from .grammar import EDGES as MASK_EDGES
 from .grammar import MASKS
 from .ordering import ORDERING
+from .planted import ADDED, PLANTED
 from .source import Mutation, mutated_package
 from .speculation import ACCOUNTING, DISTRIBUTION, PROPOSALS
 from .targets import MutantTarget, mutant
 from .waiting import WAITING
 
 __all__ = [
-    "ACCOUNTING", "DISTRIBUTION", "EDGES", "MASKS", "MASK_EDGES", "MUTATIONS", "ORDERING", "PROPOSALS", "WAITING",
-    "MutantTarget", "Mutation", "mutant", "mutated_package",
+    "ACCOUNTING", "ADDED", "DISTRIBUTION", "EDGES", "MASKS", "MASK_EDGES", "MUTATIONS", "ORDERING", "PLANTED",
+    "PROPOSALS", "WAITING", "MutantTarget", "Mutation", "mutant", "mutated_package",
 ]  # fmt: skip
 
-_ALL = (*MUTATIONS, *EDGES, *ORDERING, *WAITING, *MASKS, *MASK_EDGES, *DISTRIBUTION, *ACCOUNTING, *PROPOSALS)
+_ALL = (*MUTATIONS, *EDGES, *ORDERING, *WAITING, *MASKS, *MASK_EDGES, *DISTRIBUTION, *ACCOUNTING, *PROPOSALS, *ADDED)
 
 
 def __dir__() -> list[str]:

@@ -28,11 +28,15 @@ PRODUCERS = {
 }
 
 
+#: Who proposes drafts for the tiny models where the configuration names no ``draft_model``.
+TINY_DRAFTS: Mapping[JSON, str] = {"draft": "tiny-draft", "eagle": "tiny-eagle"}
+
+
 class ReferenceTarget:
     """Builds reference runners from one package, the real one or a mutated copy of it.
 
     Configuration keys: ``model`` and, for a runner that needs one, ``draft_model`` (see ``load_checkpoint``), and the
-    fields of ``RunnerConfig``.
+    fields of ``RunnerConfig``. A tiny model has a draft model of its own.
     """
 
     name = "refrunner"
@@ -49,6 +53,9 @@ class ReferenceTarget:
         "prompt_logprobs_chunk": Knob((1024, 3), "tokens of a prompt whose logits are in memory at once"),
         "force_sampler_stages": Knob((False, True), "run every stage of the sampler for every request"),
         "scheduling": Knob(("fcfs", "priority"), "who is served first"),
+        "speculation": Knob(("none", "ngram", "draft", "eagle"), "who proposes drafts, which change no token"),
+        "num_drafts": Knob((3, 1, 6), "drafts for each request and step"),
+        "grammars": Knob((False, True), "memory for masks, so that requests may carry a grammar"),
     }
 
     def __init__(self, package: str = "mrv2.refrunner") -> None:
@@ -66,12 +73,13 @@ class ReferenceTarget:
         settings = {name: value for name, value in config.items() if name not in ("model", "draft_model")}
         runner_config = self._module("config").RunnerConfig(**settings)
         checkpoint = self._checkpoint(reference)
+        draft = config.get("draft_model") or (TINY_DRAFTS.get(runner_config.speculation) if "tiny" in reference else "")
         runner = self._module("model_runner").ModelRunner(
             runner_config,
             checkpoint.config,
             checkpoint.tensors,
             self._grammars(runner_config, checkpoint),
-            self._checkpoint(str(config["draft_model"])) if config.get("draft_model") else None,
+            self._checkpoint(str(draft)) if draft else None,
         )
         return ReferenceRunner(runner, self._site)
 

@@ -11,12 +11,12 @@ import pytest
 from mrv2.checks.libraries import portable_path
 from mrv2.checks.triton_cpu.stable_text import text_of
 from mrv2.fuzz import mutants
-from mrv2.fuzz.mutants import EDGES, MUTATIONS, MutantTarget, Mutation, mutant, mutated_package
+from mrv2.fuzz.mutants import ADDED, EDGES, MUTATIONS, PLANTED, MutantTarget, Mutation, mutant, mutated_package
 from mrv2.fuzz.targets.protocols import RunnerTarget, SamplerProvider
 from mrv2.refrunner import config as original
 
 CAPACITIES = {"max_num_reqs": 3, "max_num_batched_tokens": 8, "max_model_len": 32, "block_size": 4, "num_kv_blocks": 17}
-ALL = (*MUTATIONS, *EDGES)
+ALL = (*MUTATIONS, *EDGES, *ADDED)
 TEN_ROWS = Mutation("ten_rows", "config.py", "max_num_reqs: int = 16", "max_num_reqs: int = 10", "ten rows by default")
 
 
@@ -129,6 +129,12 @@ def test_the_catalogue_is_up_to_date(mutation):
         runner = target.build({"model": "tiny", **CAPACITIES})
         assert type(runner._runner).__module__.startswith(f"mrv2_mutant_{mutation.name}_")
         runner.close()
+
+
+def test_thirty_faults_are_planted_in_every_part():
+    planted = [mutation for part in PLANTED.values() for mutation in part]
+    assert len({(mutation.file, mutation.new) for mutation in planted}) == len(planted) == 30
+    assert min(map(len, PLANTED.values())) >= 3
 
 
 def test_names_and_descriptions_of_the_catalogue():

@@ -23,9 +23,9 @@ from mrv2.fuzz.script import (
     script_from_json,
 )
 from mrv2.fuzz.script_driver import ScriptDriver
-from mrv2.fuzz.strategies import arrivals, schedules, settings_of
+from mrv2.fuzz.strategies import GRAMMAR_CHOICES, STOP, arrivals, schedules, settings_of
 from mrv2.fuzz.targets.reference import ReferenceTarget
-from mrv2.refrunner.api import SamplingParams
+from mrv2.refrunner.api import Grammar, SamplingParams
 
 TARGET = ReferenceTarget()
 SETTINGS = {
@@ -49,11 +49,13 @@ EVERY_KIND = (
 )
 SCRIPT = Script(EVERY_KIND, SETTINGS, schedule=Schedule("random:3", 0, (Decision(4, 1, True), Decision(9, None))))
 
+REQUESTS = arrivals(256, grammars=True)
+
 
 @given(
     st.builds(
         Script,
-        st.lists(st.one_of(arrivals(256), st.builds(Advance, st.integers(1, 4)), st.just(Skip()))).map(tuple),
+        st.lists(st.one_of(REQUESTS, st.builds(Advance, st.integers(1, 4)), st.just(Skip()))).map(tuple),
         settings_of(TARGET.knobs),
         st.integers(1, 3),
         schedules(),
@@ -61,7 +63,7 @@ SCRIPT = Script(EVERY_KIND, SETTINGS, schedule=Schedule("random:3", 0, (Decision
 )
 def test_a_script_is_read_back_from_json_and_from_code(script):
     assert script_from_json(json.loads(json.dumps(script_as_json(script)))) == script
-    names = {kind.__name__: kind for kind in (Script, Arrive, Advance, Skip, Schedule, SamplingParams)}
+    names = {kind.__name__: kind for kind in (Script, Arrive, Advance, Skip, Schedule, SamplingParams, Grammar)}
     assert eval(as_code(script), names) == script
 
 
@@ -111,6 +113,18 @@ def test_the_reference_does_what_it_should(schedule):
     assert outcome.failures == ()
     assert outcome.tally.tokens > 5
     assert bool(outcome.moments) == (schedule is not None)
+
+
+@pytest.mark.parametrize(("speculation", "virtual"), [("ngram", True), ("draft", False), ("eagle", False)])
+def test_drafts_and_grammars_change_nothing(speculation, virtual):
+    grammar, number = (SamplingParams(grammar=GRAMMAR_CHOICES[index], stop_token_ids=(STOP,)) for index in (2, 1))
+    events = (Arrive((4, 4, 4), grammar), Advance(3), Skip(), Preempt(0), Advance(2), Arrive((9,), number))
+    settings = {**SETTINGS, "grammars": True, "speculation": speculation}
+    outcome = run_case(TARGET, Script(events, settings, schedule=SCRIPT.schedule if virtual else None))
+    assert outcome.failures == ()
+    assert outcome.counts["drafts"] > outcome.counts["drafts rejected"]
+    assert outcome.counts["refused requests"] == 0
+    assert b"north " in bytes(outcome.results["r0"].token_ids)
 
 
 def test_settings_that_the_target_refuses_are_no_failure():

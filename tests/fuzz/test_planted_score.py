@@ -1,0 +1,53 @@
+"""The score of planted faults: one is found, made small and told from the runner without it; harmless ones are not."""
+
+import json
+
+import pytest
+
+from mrv2.fuzz.mutants import PLANTED, Mutation, score
+
+FAULT = next(mutation for mutation in PLANTED["positions"] if mutation.name == "logits_of_first_lane")
+HARMLESS = Mutation("harmless", "config.py", "max_num_reqs: int = 16", "max_num_reqs: int = 10", "no case relies on it")
+OPTIONS = score.Options
+
+
+@pytest.fixture(autouse=True)
+def _small_cases(monkeypatch):
+    monkeypatch.setattr(score, "Options", lambda target, cases: OPTIONS(target, cases=cases, schedule="cpu", rules=6))
+
+
+def test_a_fault_is_found_and_its_test_tells_it_from_the_runner():
+    entry = score.score(FAULT, 30)
+    assert entry["found"] and entry["fails_with"] and entry["passes_without"]
+    assert entry["events"] <= 2 and entry["deviations"] == 0
+    assert entry["cpu_seconds_to_find"] >= 0 and 0 < entry["cases_to_find"] <= 30
+
+
+def test_nothing_is_found_in_a_runner_without_a_fault():
+    assert score.score(HARMLESS, 3)["found"] is False
+
+
+def entry(found=True, **values):
+    known = {"cpu_seconds_to_find": 3.0, "events": 2, "deviations": 1, "fails_with": True, "passes_without": True}
+    return {"found": found, **known, **values}
+
+
+def test_the_score_goes_on_where_it_was(tmp_path, monkeypatch):
+    out, ran = tmp_path / "score.json", []
+
+    def run(name, cases):
+        ran.append(name)
+        if len(ran) == 3:
+            raise KeyboardInterrupt
+        return entry(found=len(ran) != 2)
+
+    monkeypatch.setattr(score, "_in_a_process", run)
+    with pytest.raises(KeyboardInterrupt):
+        score.main(["--out", str(out)])
+    content = json.loads(out.read_text())
+    assert content["summary"]["tried"] == 2 and content["summary"]["found"] == 1
+    assert content["summary"]["median_events"] == 2
+    assert score.main(["--out", str(out)]) == 1, "one was not found"
+    assert len(ran) == 31 and ran[2] == ran[3]
+    names = list(json.loads(out.read_text())["faults"])
+    assert names == [mutation.name for part in PLANTED.values() for mutation in part]
