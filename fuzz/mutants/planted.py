@@ -11,9 +11,8 @@ from types import MappingProxyType
 from . import catalogue, edges, grammar, ordering, speculation
 from .source import Mutation
 
-_NAMED: Mapping[str, Mutation] = MappingProxyType(
-    {mutation.name: mutation for mutation in (*catalogue.MUTATIONS, *edges.EDGES, *ordering.ORDERING, *grammar.MASKS, *speculation.ACCOUNTING)}
-)
+_FROM = (*catalogue.MUTATIONS, *edges.EDGES, *ordering.ORDERING, *grammar.MASKS, *speculation.ACCOUNTING)
+_NAMED: Mapping[str, Mutation] = MappingProxyType({mutation.name: mutation for mutation in _FROM})
 _STATE = "kernels/penalty_state.py"
 
 PENALTIES = (
