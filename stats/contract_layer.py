@@ -82,7 +82,7 @@ class _Caller:
         positions: NDArray[np.int64],
         may_refuse: bool = False,
     ) -> NDArray[np.int64]:
-        """Tokens int64 [N]. Where the target may refuse, an error of its own is no fault.
+        """Tokens int64 [N]. Where the target may refuse, an error of its own is no fault, and ids are not judged here.
 
         Raises:
             _BrokenCallError: there are none, or not of the right form.
@@ -104,7 +104,7 @@ class _Caller:
             raise self._fault({"shape": list(answer.shape), "dtype": str(answer.dtype), "rows": len(seeds)})
         tokens: NDArray[np.int64] = answer.astype(np.int64)
         outside = np.flatnonzero((tokens < 0) | (tokens >= logits.shape[-1]))
-        if outside.size:
+        if outside.size and not may_refuse:
             lane = int(outside[0])
             key: dict[str, JSON] = {"seed": int(seeds[lane]), "position": int(positions[lane])}
             raise self._fault({"drawn": int(tokens[lane]), "width": logits.shape[-1], **key})
@@ -144,14 +144,23 @@ def _tested(name: str, check: Check, caller: _Caller, plan: AuditPlan) -> LayerT
 
 
 def _masked(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
-    """Most logits are -inf or NaN, in every block."""
+    """Most logits are -inf, in every block."""
+    yield from _with_holes(call, plan, random, -np.inf)
+
+
+def _not_a_number(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+    """Most logits are NaN: they lose against every number."""
+    yield from _with_holes(call, plan, random, np.nan)
+
+
+def _with_holes(call: _Caller, plan: AuditPlan, random: np.random.Generator, hole: float) -> Iterator[_Case]:
     for width in (129, plan.vocab_size):
         rows = random.normal(size=(8, width)).astype(np.float32)
-        rows[:, random.random(width) < 0.9] = -np.inf
-        rows[:, random.random(width) < 0.02] = np.nan
+        rows[:, random.random(width) < 0.9] = hole
         rows[:, width // 2] = 0.0
-        tokens = call(rows, *_keys(random, 8))
-        impossible = ~np.isfinite(rows[np.arange(8), tokens])
+        tokens = call(rows, *_keys(random, 8), may_refuse=True)
+        inside = (tokens >= 0) & (tokens < width)
+        impossible = ~inside | ~np.isfinite(rows[np.arange(8), np.where(inside, tokens, 0)])
         yield _case(impossible, {"width": width}, tokens)
 
 
@@ -170,7 +179,9 @@ def _none_left(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> I
     rows[1] = np.nan
     rows[2, 7] = 0.0
     tokens = call(rows, *_keys(random, 3), may_refuse=True)
-    yield _case(tokens[2:] != 7, {"width": 129, "expected": 7}, tokens[2:])
+    wrong = (tokens < 0) | (tokens >= 129)
+    wrong[2] |= tokens[2] != 7
+    yield _case(wrong, {"width": 129}, tokens)
 
 
 def _greedy(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
@@ -252,6 +263,7 @@ def _company(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Ite
 
 _CHECKS: dict[str, Check] = {
     "masked ids are never drawn": _masked,
+    "NaN is never drawn": _not_a_number,
     "a single possible id is drawn": _one_left,
     "a row without a possible id": _none_left,
     "temperature 0 draws the largest logit": _greedy,

@@ -145,7 +145,7 @@ def _short(report: AuditReport) -> Iterator[str]:
     others = [test for test in tests if _gap(test) is None]
     rows = [test.first.part for test in others if test.first.result.draws == 0]
     if rows:
-        yield f"anything that these rows would show, which there was no time to draw: {', '.join(rows)}"
+        yield f"whatever {len(rows)} rows would show that there was no time to draw: {', '.join(rows)}"
     for test in others:
         if test.first.result.draws:
             seen = test.first.could_see

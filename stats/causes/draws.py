@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from ..targets import NoiseTarget, SamplerTarget
 _LARGEST_PADDING = 1024
 _MOST_TOKENS = 2_000_000  # draws of a row that are looked at one by one
 _LANES = 16
+_TELLING = 25.0  # expected draws from which on a tail is shown as the example
 
 
 def contract_causes(failed: Sequence[JudgedTest], target: object) -> list[Cause]:
@@ -33,10 +35,27 @@ def contract_causes(failed: Sequence[JudgedTest], target: object) -> list[Cause]
         causes.append(_last_block_cause(by_name[last[0]]))
     if any(name.startswith("draws do not depend") for name in by_name) and isinstance(target, SamplerTarget):
         causes.append(_batch_cause(target))
+    if "NaN is never drawn" in by_name and "masked ids are never drawn" not in by_name:
+        causes.append(_NAN)
+    if "a row without a possible id" in by_name:
+        told = by_name["a row without a possible id"]
+        causes.append(replace(_EMPTY, detail=f"id {told.get('drawn')} came out of a row of {told.get('width')} tokens"))
     return causes or [_generic(by_name)] if by_name else []
 
 
 _FORM = "one id of the vocabulary per row"
+
+
+_NAN = Cause(
+    "NaN wins",
+    "a token whose logit is NaN came out although others had numbers",
+    "replace NaN by -inf before the maximum: NaN is neither smaller nor larger than a number",
+)
+_EMPTY = Cause(
+    "an id outside the vocabulary for a row without a number",
+    "",
+    "clamp the id, or refuse the row: an id that does not exist is read from foreign memory later",
+)
 
 
 def _call_cause(evidence: Mapping[str, JSON]) -> Cause:
@@ -188,10 +207,11 @@ def _tail_cause(profile: TailProfile) -> Cause:
     model, second = profile.named, profile.models[1]
     assert model is not None
     lead = (model.log_likelihood - second.log_likelihood) / math.log(10.0)
-    worst = max(profile.points, key=lambda point: abs(point.observed - point.expected) / math.sqrt(point.expected + 1))
+    telling = [point for point in profile.points if point.expected >= _TELLING] or profile.points
+    worst = max(telling, key=lambda point: abs(point.observed / point.expected - 1.0))
     return Cause(
         model.name,
-        f"tokens {worst.gap:g} nats below the best came {worst.observed:,} times, {worst.expected:,.0f} expected; "
+        f"tokens {worst.gap:.4g} nats below the best came {worst.observed:,} times, {worst.expected:,.0f} expected; "
         f"all tails together fit {model.name}, 10^{lead:.0f} times better than {second.name}",
         "make the noise from 53 random bits or more, with the winning end where the uniform is small",
     )

@@ -56,6 +56,13 @@ FORM = "one id of the vocabulary per row"
         ("a single possible id is drawn", LostLastBlock()),
         ("draws do not depend on the order of the batch", BroadcastSeed()),
         ("draws do not depend on the other rows", BroadcastSeed()),
+        ("NaN is never drawn", changed(lambda x, *k: CLEAN.sample(np.where(np.isnan(x), 3, x).astype(np.float32), *k))),
+        (
+            "a row without a possible id",
+            changed(
+                lambda x, *k: np.where(np.isneginf(np.nan_to_num(x, nan=-np.inf).max(1)), 129, CLEAN.sample(x, *k))
+            ),
+        ),
         ("masked ids are never drawn", changed(lambda x, *k: CLEAN.sample(np.maximum(x, -3), *k))),
         ("a single possible id is drawn", changed(lambda x, *k: CLEAN.sample(np.maximum(x, -1e3), *k))),
         (
