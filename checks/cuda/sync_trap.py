@@ -130,7 +130,7 @@ class CudaTrap:
     # Calls
 
     def _wrap(self, call: Call) -> None:
-        wraps = {
+        wraps: dict[Way, Callable[..., Callable[..., Any]]] = {
             Way.GUARDED: self._guarded,
             Way.MOVES: partial(self._judging, quick=True),
             Way.JUDGED: self._judging,

@@ -136,7 +136,7 @@ def hot(runner: ModelRunner) -> Iterator[None]:
     try:
         yield
     finally:
-        del runner.execute  # type: ignore[method-assign]
+        del runner.execute
 
 
 def blocks_of(runner: ModelRunner, step: Step, way: Way, rounds: int) -> dict[str, list[list[float]]]:
@@ -157,7 +157,8 @@ def summary(found: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Any]:
     Twice: by the median of each block, and by its least step, which what else runs on the machine disturbs less.
     """
     rows: dict[str, dict[str, float]] = {name: {} for name in found}
-    for kind, of_block in (("median", statistics.median), ("least", min)):
+    kinds: dict[str, Callable[[Sequence[float]], float]] = {"median": statistics.median, "least": min}
+    for kind, of_block in kinds.items():
         means = {name: statistics.mean(map(of_block, blocks)) for name, blocks in found.items()}
         for name, mean in means.items():
             rows[name] |= {f"{kind}, ms": round(mean, 4), f"{kind}, share": round(mean / means["nothing"] - 1, 5)}

@@ -122,7 +122,7 @@ class _Trial:
         return [*trace_findings(trace), *self._wrong(trace)]
 
     def _wrong(self, trace: Trace) -> tuple[Finding, ...]:
-        return self.judge.judge(self.program.workload, trace, Silent()).findings
+        return tuple(self.judge.judge(self.program.workload, trace, Silent()).findings)
 
     def _unexercised(self) -> list[str]:
         return [f"not exercised: {what}" for what in unexercised(self.reference, self.program.workload)]
