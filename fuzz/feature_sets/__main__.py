@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from .differential import CPU, ENVIRONMENTS
-from .factors import feature_sets
+from .factors import FeatureSet, feature_sets, speculating_sets
 from .workers import Answer, Budget, Run, processes, run_all, run_one
 
 #: Exit codes, as everywhere in the toolkit.
@@ -39,13 +39,14 @@ def main(
     """
     options = _options(arguments)
     environments = options.environments.split(",")
-    missing = _missing(options.out, options.steps, environments)
+    sets = speculating_sets() if options.speculation else feature_sets()
+    missing = _missing(options.out, options.steps, environments, sets)
     with pool_of(options.workers) as pool, options.out.open("a", encoding="utf-8") as file:
         for answer in run_all(pool, work, missing, options.steps, options.workers, Budget(options.time)):
             file.write(json.dumps(answer) + "\n")
             file.flush()
             print(_line(answer), flush=True)
-    return _verdict(options.out, options.steps, environments)
+    return _verdict(options.out, options.steps, environments, sets)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -53,6 +54,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=2000, help="steps of each trace, at least")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines; those already there are kept")
     parser.add_argument("--environments", default=",".join(ENVIRONMENTS), help="which; the plain CPU comes last")
+    parser.add_argument("--speculation", action="store_true", help="the sets with drafts, instead of those without")
     parser.add_argument("--workers", type=int, default=1, help="processes, of one thread each")
     parser.add_argument("--time", type=_seconds, help="such as 500s: start nothing that would end later")
     return parser.parse_args(arguments)
@@ -62,10 +64,10 @@ def _seconds(text: str) -> float:
     return float(text.removesuffix("s"))
 
 
-def _missing(file: Path, steps: int, environments: list[str]) -> list[Run]:
+def _missing(file: Path, steps: int, environments: list[str], sets: tuple[FeatureSet, ...]) -> list[Run]:
     """Runs that the file does not hold, the longest first: those on the plain CPU are short."""
     done = {(answer["set"], answer["environment"]) for answer in _done(file, steps)}
-    runs = [(features.number, environment) for environment in environments for features in feature_sets()]
+    runs = [(features.number, environment) for environment in environments for features in sets]
     return sorted((run for run in runs if run not in done), key=lambda run: run[1] == CPU)
 
 
@@ -79,8 +81,8 @@ def _line(answer: Answer) -> str:
     return f"{place}: {answer['steps']} steps, {answer['failures']} failures, {answer['seconds']} s"
 
 
-def _verdict(file: Path, steps: int, environments: list[str]) -> int:
-    left = _missing(file, steps, environments)
+def _verdict(file: Path, steps: int, environments: list[str], sets: tuple[FeatureSet, ...]) -> int:
+    left = _missing(file, steps, environments, sets)
     print(f"{len(left)} runs left", flush=True)
     if any(answer["failures"] for answer in _done(file, steps)):
         return FAIL

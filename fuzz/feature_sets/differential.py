@@ -83,9 +83,9 @@ class Outcome:
 class _Program:
     """Builds a runner and drives the workload through it; on a virtual device if called inside of one."""
 
-    def __init__(self, target: RunnerTarget, model: JSON, workload: Workload, *, look: bool) -> None:
+    def __init__(self, target: RunnerTarget, models: Mapping[str, JSON], workload: Workload, *, look: bool) -> None:
         self._target = target
-        self._model = model
+        self._models = models
         self._workload = workload
         self._look = look
         self.trace = Trace()
@@ -94,7 +94,7 @@ class _Program:
 
     def __call__(self) -> None:
         sessions = {item.request_id: item.continues for item in self._workload.requests if item.continues}
-        runner = self._target.build({"model": self._model, **self._workload.capacities})
+        runner = self._target.build({**self._models, **self._workload.capacities})
         session = SessionRunner(runner, sessions)
         self.recorder = RecordingRunner(session)
         driver = Driver(self.recorder, self._workload, check_invariants=self._look)
@@ -119,7 +119,7 @@ def run_workload(target: RunnerTarget, features: FeatureSet, environment: str, w
     on_cpu = environment == CPU
     device = {"device": "cpu", "graph_mode": "eager"} if on_cpu else {"device": "cuda"}
     placed = replace(workload, capacities={**workload.capacities, **device})
-    program = _Program(target, features.values["model"], placed, look=on_cpu)
+    program = _Program(target, features.models, placed, look=on_cpu)
     return _outcome(features, environment, workload, program, _look(program, environment, features.number))
 
 

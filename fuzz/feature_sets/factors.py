@@ -55,6 +55,11 @@ REQUESTS: Mapping[str, tuple[JSON, ...]] = MappingProxyType(
     }
 )
 FACTORS: Mapping[str, tuple[JSON, ...]] = MappingProxyType({**SETTINGS, **REQUESTS})
+#: Beside those, of sets in which drafts are verified: by equality, so that the oracle without drafts judges them.
+SPECULATION: Mapping[str, tuple[JSON, ...]] = MappingProxyType(
+    {"speculation": ("ngram", "draft", "eagle"), "num_drafts": (3, 1, 7)}
+)
+DRAFT_MODELS: Mapping[JSON, str] = MappingProxyType({"draft": "tiny-draft", "eagle": "tiny-eagle"})
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,12 @@ class FeatureSet:
     @property
     def settings(self) -> dict[str, JSON]:
         """Its fields of ``RunnerConfig``."""
-        return {name: self.values[name] for name in SETTINGS}
+        return {name: self.values[name] for name in (*SETTINGS, *SPECULATION) if name in self.values}
+
+    @property
+    def models(self) -> dict[str, JSON]:
+        """The model, and what proposes drafts for it, as the target's configuration names them."""
+        return {"model": self.values["model"], "draft_model": DRAFT_MODELS.get(self.values.get("speculation"), "")}
 
 
 def go_together(one: Choice, other: Choice) -> bool:
@@ -93,3 +103,16 @@ def feature_sets() -> tuple[FeatureSet, ...]:
     found = [*all_pairs(FACTORS, go_together), *all_pairs(poisoned, go_together, POISONED_SETS)]
     different = {tuple(values.items()): MappingProxyType(values) for values in found}
     return tuple(FeatureSet(number, values) for number, values in enumerate(different.values()))
+
+
+@functools.cache
+def speculating_sets() -> tuple[FeatureSet, ...]:
+    """Sets with drafts in which every compatible pair of values occurs; their numbers go on behind those without."""
+    factors = {**SPECULATION, **FACTORS, "prompt_tokens": ("staged",)}
+    sets = enumerate(all_pairs(factors, go_together), start=len(feature_sets()))
+    return tuple(FeatureSet(number, MappingProxyType(values)) for number, values in sets)
+
+
+def every_set() -> tuple[FeatureSet, ...]:
+    """All of them, by number."""
+    return (*feature_sets(), *speculating_sets())

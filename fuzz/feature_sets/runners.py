@@ -108,6 +108,8 @@ class SessionRunner:
             new=tuple(replace(request, request_id=self._name(request.request_id)) for request in step.new),
             scheduled={self._name(name): count for name, count in step.scheduled.items()},
             new_blocks={self._name(name): blocks for name, blocks in step.new_blocks.items()},
+            drafts={self._name(name): count for name, count in step.drafts.items()},
+            verified={self._name(name): outcome for name, outcome in step.verified.items()},
         )
 
 

@@ -15,7 +15,7 @@ from mrv2.checks.findings import JSON
 from mrv2.fuzz.targets.reference import ReferenceTarget
 
 from .differential import run_feature_set
-from .factors import feature_sets
+from .factors import every_set
 
 #: Number of a feature set, and an environment.
 Run: TypeAlias = tuple[int, str]
@@ -54,7 +54,7 @@ def run_one(run: Run, steps: int) -> Answer:
     """Run one feature set in one environment, on one thread, since the neighbours are other runs."""
     torch.set_num_threads(1)
     number, environment = run
-    features, start = feature_sets()[number], time.monotonic()
+    features, start = every_set()[number], time.monotonic()
     outcome = run_feature_set(ReferenceTarget(), features, environment, steps)
     seconds = round(time.monotonic() - start, 1)
     return {"asked": steps, **outcome.as_json(), "values": dict(features.values), "seconds": seconds}

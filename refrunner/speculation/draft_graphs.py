@@ -37,13 +37,13 @@ class DraftGraphs:
         """Requests of the smallest graph that holds so many; None if none was captured."""
         return next((size for size in self._sizes if size >= count), None) if self.captured else None
 
-    def capture(self, inert: Callable[[int, int], InputBatch], states: Tensor, owner: object) -> None:
+    def capture(self, inert: Callable[[int, int], InputBatch], states: Tensor, buffers: tuple[Tensor, ...]) -> None:
         """Capture all of them, largest first.
 
         Args:
             inert: makes a batch of so many lanes a request and requests, all of it padding.
             states: [D, H], where the states before the lanes are.
-            owner: holds the buffers of the batches.
+            buffers: that the batches are views of.
         """
         if not self._sizes:
             return
@@ -60,7 +60,7 @@ class DraftGraphs:
                     else PiecewiseGraph(forward, recorder)
                 )
         inside = (self._attention,) if self._mode == "full" else ()
-        self._addresses = Addresses((self._model, owner, *inside))
+        self._addresses = Addresses((self._model, states, buffers, *inside))
 
     def moved(self) -> list[str]:
         """Tensors that graphs read and that are no longer where they were, a line each; off the hot path."""

@@ -75,6 +75,11 @@ class DraftInputs:
         self.starts, self.last_lanes, self.enters, self.num_blocks = map(upload.view, self._tickets)
 
     @property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """What graphs may read."""
+        return (self._input_ids, self._positions, self._slots, self._seq_lens, self._bounds, self._tables.batch_table)
+
+    @property
     def num_lanes(self) -> int:
         """Lanes of the first pass."""
         return int(self._host_starts[-1])

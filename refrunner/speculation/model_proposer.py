@@ -115,7 +115,7 @@ class ModelProposer:
     def capture(self, batch: InputBatch, states: RequestStates) -> None:
         """See :class:`~.proposer.Proposer`."""
         self._plan_nothing(batch)
-        self.graphs.capture(partial(self._inert, batch, states), self.before, self._inputs)
+        self.graphs.capture(partial(self._inert, batch, states), self.before, self._inputs.buffers)
 
     def moved(self) -> list[str]:
         """See :class:`~.proposer.Proposer`."""

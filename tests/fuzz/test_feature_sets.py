@@ -20,7 +20,17 @@ from mrv2.checks.virtual import virtual_device
 from mrv2.fuzz.feature_sets import __main__ as command
 from mrv2.fuzz.feature_sets import differential, workers
 from mrv2.fuzz.feature_sets.differential import CPU, CUDA, ENVIRONMENTS, Outcome, run_feature_set, run_workload
-from mrv2.fuzz.feature_sets.factors import FACTORS, NO, SETTINGS, FeatureSet, feature_sets, go_together
+from mrv2.fuzz.feature_sets.factors import (
+    FACTORS,
+    NO,
+    SETTINGS,
+    SPECULATION,
+    FeatureSet,
+    every_set,
+    feature_sets,
+    go_together,
+    speculating_sets,
+)
 from mrv2.fuzz.feature_sets.judge import Judge, Tally
 from mrv2.fuzz.feature_sets.metamorphic import CHANGES, Change, differences
 from mrv2.fuzz.feature_sets.pairwise import all_pairs, compatible_pairs
@@ -39,6 +49,7 @@ from mrv2.refrunner.oracle.sampling import log_softmax, report
 
 from ..checks.cuda.facade import on_facade
 
+DRAFTED = speculating_sets()
 LONG = os.environ.get("MRV2_FEATURE_STEPS")
 STEPS = int(LONG) if LONG else 10
 SETS = feature_sets()
@@ -46,6 +57,10 @@ if LONG:
     RUNS = [(features.number, environment) for features in SETS for environment in ENVIRONMENTS]
 else:
     RUNS = [(4 + 7 * index, environment) for index, environment in enumerate(ENVIRONMENTS)]
+if LONG:
+    DRAFTED_RUNS = [(place, environment) for place in range(len(DRAFTED)) for environment in ENVIRONMENTS]
+else:
+    DRAFTED_RUNS = [(3, "cpu"), (8, "late")]
 TARGET = ReferenceTarget()
 
 
@@ -103,6 +118,22 @@ class TestWorkloads:
 
     def test_the_seed_is_all_there_is(self):
         assert workload_of(SETS[1], 30, 1) == workload_of(SETS[1], 30, 1) != workload_of(SETS[1], 30, 2)
+
+
+class TestSpeculation:
+    def test_every_compatible_pair_occurs_with_drafts(self):
+        factors = {**SPECULATION, **FACTORS, "prompt_tokens": ("staged",)}
+        found = {pair for features in DRAFTED for pair in combinations(features.values.items(), 2)}
+        assert found == set(compatible_pairs(factors, go_together))
+
+    def test_each_set_has_a_number_of_its_own(self):
+        assert [features.number for features in every_set()] == list(range(len(SETS) + len(DRAFTED)))
+
+    @pytest.mark.parametrize(("place", "environment"), DRAFTED_RUNS)
+    def test_every_answer_is_the_oracles(self, place, environment):
+        outcome = run_feature_set(TARGET, DRAFTED[place], environment, STEPS)
+        assert outcome.failures == ()
+        assert outcome.tally.tokens > 5
 
 
 @pytest.mark.parametrize(("number", "environment"), RUNS)
