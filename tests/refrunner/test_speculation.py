@@ -7,11 +7,16 @@ import pytest
 import torch
 
 from mrv2.checks import triton_cpu
+from mrv2.checks.sync.settings import Settings
+from mrv2.checks.sync.virtual import install
+from mrv2.checks.sync.watch import Watch
+from mrv2.checks.virtual.runs import run_program
+from mrv2.fuzz.targets.reference import ReferenceTarget
 from mrv2.fuzz.workload import Workload, WorkloadRequest
 from mrv2.refrunner.api import SamplingParams
 from mrv2.refrunner.kernels.speculation import propose_ngrams
 
-from .speculation_cases import VOCAB, differences, on_cpu, on_virtual_device, plain_results, workload
+from .speculation_cases import VOCAB, differences, drive, on_cpu, on_virtual_device, plain_results, workload
 
 PROPOSERS = {
     "ngram": {"speculation": "ngram"},
@@ -56,6 +61,16 @@ def test_no_race_and_the_same_tokens_on_the_virtual_device(proposer, schedule, g
     driver = on_virtual_device(workload(1, **shape), schedule, **settings)
     assert not differences(driver, plain_results(1, **shape))
     assert driver._scheduler.speculation.accepted > 0
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_no_step_waits_for_the_device(proposer):
+    items, target = workload(1, **{**SHAPES[proposer], "requests": 3}), ReferenceTarget()
+    settings = {"num_drafts": 3, "attention": "triton", **PROPOSERS[proposer]}
+    with Watch(Settings(target.hot_paths)) as watch:
+        run_program(lambda: drive(items, target, device="cuda", **settings), "late", hooks=(install(watch),))
+    watch.require_entered()
+    assert watch.findings == []
 
 
 @pytest.mark.parametrize("proposer", ["ngram", "draft"])

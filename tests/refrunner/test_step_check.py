@@ -1,6 +1,6 @@
 """The step contract: what is refused, with which words, and that a refused step changes nothing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -82,6 +82,12 @@ REFUSED = {
     ),
     "too many tokens": Refused(Step(scheduled={"a": 1, "b": 16}), "17 tokens"),
     "drafts": Refused(Step(scheduled={"a": 1}, drafts={"a": 1}), "1 drafts"),
+    "drafts without speculation": Refused(Step(scheduled={"a": 2}, drafts={"a": 1}), "at most 0 drafts"),
+    "outcome of drafts that nobody scheduled": Refused(
+        Step(verified={"a": (1, 0)}), "1 verified drafts of request 'a'"
+    ),
+    "outcome for a request that leaves": Refused(Step(finished=("a",), verified={"a": (0, 0)}), "0 verified drafts"),
+    "an outcome of one number": Refused(Step(verified={"a": (1,)}), "it must be a pair"),
     "scheduled is unknown": Refused(Step(scheduled={"x": 1}), "'x': it is not live"),
     "scheduled has just left": Refused(Step(finished=("a",), scheduled={"a": 1}), "'a': it is not live"),
     "preempted goes on": Refused(Step(preempted=("b",), scheduled={"b": 1}), "'b': it is not live"),
@@ -381,3 +387,29 @@ def test_blocks_of_several_groups(case):
     else:
         with pytest.raises(StepError, match=words):
             checker.check(step, {}, {}, {}, {})
+
+
+SPECULATING = StepChecker(replace(CONFIG, speculation="ngram", num_drafts=2), VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (Step(scheduled={"a": 4}, drafts={"a": 3}, new_blocks={"a": blocks(7)}), "at most 2 drafts"),
+        (Step(scheduled={"a": 2}, drafts={"a": 2}), "2 drafts of request 'a', 2 scheduled"),
+        (Step(scheduled={"b": 2}, drafts={"b": 1}, new_blocks={"b": blocks(7)}), "1 drafts of request 'b'"),
+        (Step(drafts={"a": 1}), "0 scheduled tokens"),
+        (Step(scheduled={"a": 3}, drafts={"a": 2}), "3 tokens of request 'a' at position 6"),
+        (Step(verified={"a": (2, 3)}), "2 verified drafts of request 'a', 3 of them rejected"),
+        (Step(verified={"a": (5, 0)}), "of its 4 drafts without an outcome"),
+    ],
+)
+def test_drafts_follow_the_newest_token_and_outcomes_the_drafts(step, words):
+    with pytest.raises(StepError) as refused:
+        SPECULATING.check(step, COMPUTED, TOTAL, {"a": (2,), "b": (1,)}, HOLDERS, {"a": 4})
+    assert words in str(refused.value)
+
+
+def test_rejected_drafts_give_positions_back():
+    step = Step(scheduled={"a": 3}, drafts={"a": 2}, verified={"a": (2, 2)})
+    assert SPECULATING.check(step, COMPUTED, TOTAL, {"a": (2,), "b": (1,)}, HOLDERS, {"a": 4}) == step
