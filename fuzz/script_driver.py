@@ -56,6 +56,7 @@ class ScriptDriver(Driver):
                     self._step()
             case Skip():
                 self._execute(Step(), scheduled=False)
+                self._keep_up()
             case Preempt(which):
                 self._preempt(which)
             case Abort(which):
@@ -92,6 +93,9 @@ class ScriptDriver(Driver):
     def _step(self) -> None:
         self._arrive()
         self._execute(self._scheduler.schedule())
+        self._keep_up()
+
+    def _keep_up(self) -> None:
         if len(self._in_flight) >= self._workload.steps_in_flight:
             self._take_output()
 

@@ -1,7 +1,7 @@
 """A worker process of ``mrv2 fuzz``: ``python -m mrv2.ci.command.fuzz_worker FOLDER NUMBER``.
 
-Its options come through standard input. It ends with 0 when it was told to, and with a line on standard error when it
-cannot work.
+Its options and the process of its driver come through standard input, a line each. It ends with 0 when it was told to,
+and with a line on standard error when it cannot work.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def main() -> int:
 
     from .targets import importable, resolve_target
 
-    options = Options.from_json(sys.stdin.readline())
+    options, driver = Options.from_json(sys.stdin.readline()), int(sys.stdin.readline())
     with importable(Path.cwd()):
         try:
-            Worker(resolve_target(options.target), options, Path(sys.argv[1]), int(sys.argv[2])).run()
+            Worker(resolve_target(options.target), options, Path(sys.argv[1]), int(sys.argv[2]), driver).run()
         except Exception as error:  # noqa: BLE001 - whatever it is, the driver must be told, in one line
             print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
             return CANNOT_WORK

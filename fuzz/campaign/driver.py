@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -61,7 +62,8 @@ class CampaignDriver:
         folder: of the campaign; one that exists is continued.
         options: of the campaign.
         workers: how many at once.
-        command: starts a worker, given its number; the options are written to its standard input.
+        command: starts a worker, given its number; the options and the driver's process are written to its standard
+            input, a line each.
 
     Raises:
         CheckError: the folder holds a campaign with another target.
@@ -121,7 +123,8 @@ class CampaignDriver:
                 start_new_session=True,
             )
         assert process.stdin is not None
-        process.stdin.write(self._options.as_json() + "\n")
+        # Which process must live, since it may be gone before the worker can ask who its parent is.
+        process.stdin.write(f"{self._options.as_json()}\n{os.getpid()}\n")
         process.stdin.close()
         return _Process(number, process)
 

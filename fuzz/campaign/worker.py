@@ -52,9 +52,12 @@ class Worker:
         options: of the campaign.
         folder: of the campaign.
         number: of this worker.
+        parent: process without which it ends; by default the one that is its parent now.
     """
 
-    def __init__(self, target: RunnerTarget, options: Options, folder: Path, number: int) -> None:
+    def __init__(
+        self, target: RunnerTarget, options: Options, folder: Path, number: int, parent: int | None = None
+    ) -> None:
         self._target = target
         self._options = options
         self._folder = folder
@@ -65,7 +68,7 @@ class Worker:
         self._seen: set[str] = set()
         self._minimised: set[str] = set()
         self._stop = False
-        self._parent = os.getppid()
+        self._parent = os.getppid() if parent is None else parent
         self._forget()
 
     def run(self) -> None:

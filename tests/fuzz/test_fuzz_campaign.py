@@ -200,6 +200,12 @@ def test_a_worker_finds_minimises_and_does_not_report_twice(tmp_path, monkeypatc
     assert 0 < len(progress.meetings) <= number_of_meetings(TARGET.knobs)
 
 
+def test_a_worker_whose_driver_is_gone_does_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("mrv2.fuzz.campaign.worker.run_case", lambda target, script: pytest.fail("it went on"))
+    Worker(TARGET, Options("refrunner", cases=60), tmp_path, 0, parent=2**30).run()
+    assert read_progress(tmp_path / "workers").counts["cases"] == 0
+
+
 def test_a_failure_that_does_not_repeat_says_so(tmp_path, monkeypatch):
     ran = []
 

@@ -99,6 +99,25 @@ def _runner():
     return TARGET.build({"model": "tiny", **SETTINGS})
 
 
+def test_skipped_steps_add_no_steps_in_flight():
+    script = Script((Arrive((1, 2)), *(Skip(),) * 5, Advance(1)), SETTINGS, steps_in_flight=2)
+    driver = ScriptDriver(_runner(), script, *model_facts("tiny"))
+    most = []
+    take = driver._take_output
+    driver._take_output = lambda: (most.append(len(driver._in_flight)), take())
+    driver.run()
+    assert max(most) == 2
+
+
+def test_a_host_that_is_far_ahead_is_the_schedules_doing(monkeypatch):
+    request = Arrive((1,) * 20, SamplingParams(max_tokens=12))
+    settings = {**SETTINGS, "attention": "torch"}
+    script = Script((request,), settings, steps_in_flight=14, schedule=Schedule("starve:0"))
+    assert run_case(TARGET, script).failures == ()
+    monkeypatch.setattr("mrv2.fuzz.case.FULL_QUEUE", "")
+    assert [failure.text[:6] for failure in run_case(TARGET, script).failures] == ["MRV108"]
+
+
 def test_a_request_that_no_scheduler_could_serve_is_passed_over():
     script = Script((Arrive((1,) * 60), Arrive((2,), SamplingParams(max_tokens=1), continues=0)), SETTINGS)
     driver = ScriptDriver(_runner(), script, *model_facts("tiny"))
