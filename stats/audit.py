@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from mrv2.checks.findings import RunVerdict, combine
 
@@ -12,9 +14,12 @@ from .causes.draws import contract_causes, distribution_causes, drawn_rows, nois
 from .causes.parts import filter_causes, logprob_causes, speculation_causes
 from .decision import Audit, run_audit
 from .diagnosis import Cause
+from .distribution_layer import RowPlan
 from .errors import ArgumentError
+from .evidence_layer import Campaign, EvidenceLayer, evidence_key
 from .layers import AuditPlan, Layer, LayerResult, LayerTest, Progress, Silent, exact_test
-from .profiles import Profile, layers_of, profile_of
+from .ledger import EvidenceLedger
+from .profiles import AffordableDistribution, Profile, layers_of, profile_of
 from .tail_profile import TailProfile, tail_profile
 from .targets import (
     FilteringTarget,
@@ -42,6 +47,7 @@ class Settings:
         alpha: chance that a correct sampler fails.
         vocab_size: tokens in the widest rows.
         layers: names of the layers to run; all if empty.
+        ledger: file of the evidence of earlier nights, to be continued until the profile's time is over; None for none.
     """
 
     profile: Profile
@@ -49,6 +55,7 @@ class Settings:
     alpha: float = 1e-4
     vocab_size: int = VOCAB_SIZE
     layers: tuple[str, ...] = ()
+    ledger: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -83,8 +90,9 @@ def settings(
     alpha: float = 1e-4,
     vocab_size: int = VOCAB_SIZE,
     layers: Sequence[str] = (),
+    ledger: Path | None = None,
 ) -> Settings:
-    """Settings, checked.
+    """Settings, checked. The profile overnight keeps a ledger in any case, :data:`LEDGER` by default.
 
     Raises:
         ArgumentError: a name is unknown, or a number is out of its range.
@@ -95,10 +103,19 @@ def settings(
         raise ArgumentError(
             f"layer {unknown[0]!r}", "a layer must exist", "one that does not would test nothing", ", ".join(LAYERS)
         )
-    return Settings(profile_of(profile, seconds), seed, alpha, vocab_size, tuple(layers))
+    if "evidence" in layers and ledger is None and profile != "overnight":
+        raise ArgumentError(
+            "layer 'evidence' without a ledger",
+            "evidence is kept in a file",
+            "what is not kept adds up to nothing",
+            "--ledger FILE, or the profile overnight",
+        )
+    kept = ledger or (LEDGER if profile == "overnight" else None)
+    return Settings(profile_of(profile, seconds), seed, alpha, vocab_size, tuple(layers), kept)
 
 
-LAYERS = ("contract", "noise", "replay", "filters", "distribution", "speculative", "logprobs")
+LEDGER = Path(".mrv2-audit") / "evidence.jsonl"
+LAYERS = ("contract", "noise", "replay", "filters", "distribution", "speculative", "logprobs", "evidence")
 
 
 def audit(
@@ -123,7 +140,9 @@ def audit(
     counter = _Counter(progress or Silent())
     state = _State(lambda: clock() - start > _OVERTIME * settings.profile.seconds)
     made = {layer.name: layer for layer in layers_of(settings.profile, target, plan, clock)}
-    layers = [_Guarded(made[name], state) for name in LAYERS if name in (settings.layers or LAYERS)]
+    if settings.ledger:
+        made["evidence"] = _campaign(settings, settings.ledger, target, made["distribution"], lambda: clock() - start)
+    layers = [_Guarded(made[name], state) for name in LAYERS if name in made and name in (settings.layers or LAYERS)]
     found = run_audit(layers, target, plan, counter)
     verdict = found.decision.verdict
     if any(result.not_run == NO_TIME for result in found.results):
@@ -132,6 +151,19 @@ def audit(
     tails = tail_profile(drawn_rows(found.results, tuple(found.repeats.values())))
     name = str(getattr(target, "name", type(target).__name__))
     return AuditReport(name, settings, found, verdict, causes, tails, counter.draws, clock() - start)
+
+
+def _campaign(
+    settings: Settings, ledger: Path, target: object, distribution: Layer, elapsed: Callable[[], float]
+) -> Campaign:
+    """Evidence on the rows of the distribution layer, in portions, until the profile's time is over."""
+    rows: Sequence[RowPlan] = ()
+    size = settings.vocab_size
+    if isinstance(distribution, AffordableDistribution):
+        chosen, size = distribution.rows
+        rows = [RowPlan(plan.row, math.ceil(plan.draws / settings.profile.more)) for plan in chosen.rows]
+    key = evidence_key(target, size)
+    return Campaign(EvidenceLayer(rows, EvidenceLedger(ledger), key), lambda: elapsed() > settings.profile.seconds)
 
 
 def _causes(found: Audit, target: object) -> tuple[Cause, ...]:

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mrv2.checks.findings import JSON, RunVerdict
+from mrv2.checks.findings import JSON
 
-from .decision import Audit, run_audit
 from .design import min_discrepancy, min_num_samples
 from .distribution_layer import RowPlan, count_draws
 from .distributions import AuditRow
@@ -116,27 +115,27 @@ def evidence_key(target: object, vocab_size: int) -> EvidenceKey:
     return EvidenceKey("", identity.kernel, identity.device, identity.compiler, identity.dtype, vocab_size)
 
 
-def run_campaign(
-    layer: EvidenceLayer, target: object, plan: AuditPlan, progress: Progress, over: Callable[[], bool]
-) -> Audit:
-    """Add portion after portion to the ledger until the sampler fails or time is over.
+@dataclass(frozen=True, eq=False)
+class Campaign:
+    """The evidence layer, portion after portion, until the evidence is overwhelming or time is over.
 
-    Args:
+    Attributes:
         layer: rows with the draws of one portion each.
-        target: what is audited.
-        plan: its seed must be new, e.g. made from the date; portions take seeds far from each other.
-        progress: told of draws and tests.
         over: asked after each portion.
-
-    Returns:
-        the audit of the last portion, which counts all draws.
     """
-    portion = 0
-    while True:
-        audit = run_audit([layer], target, replace(plan, seed=plan.seed + portion * _STRIDE), progress)
-        if audit.decision.verdict is RunVerdict.FAIL or over():
-            return audit
-        portion += 1
+
+    layer: EvidenceLayer
+    over: Callable[[], bool]
+    name: str = "evidence"
+
+    def run(self, target: object, plan: AuditPlan, progress: Progress) -> LayerResult:
+        """See :class:`mrv2.stats.layers.Layer`; each portion has a seed that no portion in the ledger has."""
+        while True:
+            portion = sum(1 for _ in self.layer.ledger.portions())
+            result = self.layer.run(target, replace(plan, seed=plan.seed + portion * _STRIDE), progress)
+            level = plan.false_fail_rate / _TESTS
+            if not result.tests or self.over() or any(test.result.p_value <= level for test in result.tests):
+                return result
 
 
 def cells_of(row: AuditRow) -> tuple[NDArray[np.int64], tuple[str, ...], NDArray[np.float64]]:

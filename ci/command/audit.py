@@ -28,6 +28,10 @@ def audit(
     ] = False,
     names: Annotated[bool, typer.Option("--list", help="Show the samplers that have names, and stop.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Let SUSPICIOUS fail too.")] = False,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Continue the evidence of earlier nights; overnight keeps one anyway."),
+    ] = None,
     json: JsonOption = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a report with plots.")] = None,
     debug: DebugOption = False,
@@ -41,7 +45,7 @@ def audit(
             return
         options = auditing.Options(
             target=target, profile=profile, time=time, alpha=alpha, layers=layers, vocab=vocab, seed=seed,
-            strict=strict, json=json, html=html,
+            strict=strict, ledger=ledger, json=json, html=html,
         )  # fmt: skip
         if self_test:
             auditing.run_self_test(options)

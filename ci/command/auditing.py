@@ -47,6 +47,7 @@ class Options:
     vocab: int | None
     seed: int
     strict: bool
+    ledger: Path | None
     json: Path | None
     html: Path | None
 
@@ -58,7 +59,7 @@ class Options:
         """
         names = tuple(name.strip() for name in self.layers.split(",") if name.strip())
         seconds = None if self.time is None else seconds_of(self.time)
-        return settings(self.profile, seconds, self.seed, self.alpha, self.vocab or VOCAB_SIZE, names)
+        return settings(self.profile, seconds, self.seed, self.alpha, self.vocab or VOCAB_SIZE, names, self.ledger)
 
 
 def seconds_of(text: str) -> float:

@@ -6,7 +6,7 @@ from mrv2.fuzz.targets.reference_sampler import ReferenceSampler
 from mrv2.stats.decision import run_audit
 from mrv2.stats.distribution_layer import RowPlan
 from mrv2.stats.distributions import cliff, flat, recorded
-from mrv2.stats.evidence_layer import EvidenceLayer, cells_of, evidence_key, run_campaign
+from mrv2.stats.evidence_layer import Campaign, EvidenceLayer, cells_of, evidence_key
 from mrv2.stats.layers import AuditPlan, Silent
 from mrv2.stats.ledger import EvidenceKey, EvidenceLedger
 from mrv2.stats.targets import Identity
@@ -63,7 +63,7 @@ def test_a_target_that_cannot_draw_is_not_asked(tmp_path):
     assert layer.run(object(), AuditPlan(V, 0), Silent()).not_run
 
 
-def test_a_campaign_goes_on_until_it_fails_or_time_is_over(tmp_path):
+def test_a_campaign_goes_on_until_it_is_sure_or_time_is_over(tmp_path):
     asked = []
 
     def over():
@@ -72,13 +72,21 @@ def test_a_campaign_goes_on_until_it_fails_or_time_is_over(tmp_path):
 
     def campaign(target, name):
         layer = EvidenceLayer([RowPlan(CLIFF, 20_000)], EvidenceLedger(tmp_path / name), KEY)
-        return run_campaign(layer, target, AuditPlan(V, seed=20261130), Silent(), over).decision
+        return run_audit([Campaign(layer, over)], target, AuditPlan(V, seed=0), Silent()).decision
 
     clean = campaign(Multinomial(), "clean")
     assert clean.tests[0].first.result.draws == 60_000 and clean.verdict is not RunVerdict.FAIL
+    # The next night has the same seed, and draws what was not drawn before.
+    asked.clear()
+    assert campaign(Multinomial(), "clean").tests[0].first.result.draws == 120_000
     asked.clear()
     wrong = campaign(Multinomial(spoil=lambda p: np.where(p < 0.1, 0.5 * p, p)), "wrong")
-    assert wrong.verdict is RunVerdict.FAIL and wrong.tests[0].first.result.draws == 20_000 and asked == []
+    assert wrong.verdict is RunVerdict.FAIL and wrong.tests[0].first.result.draws == 20_000
+
+
+def test_a_campaign_of_a_target_that_cannot_draw_ends(tmp_path):
+    layer = EvidenceLayer([RowPlan(CLIFF, 1)], EvidenceLedger(tmp_path / "x"), KEY)
+    assert Campaign(layer, lambda: False).run(object(), AuditPlan(V, 0), Silent()).not_run
 
 
 def test_keys_follow_the_code():
