@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
+from mrv2.fuzz.grammars import in_turns
 from mrv2.fuzz.programs import RunnerProgram
 from mrv2.fuzz.targets.protocols import RunnerTarget
 from mrv2.fuzz.workload import Workload, WorkloadRequest
-from mrv2.refrunner.api import Grammar, SamplingParams
+from mrv2.refrunner.api import SamplingParams
 
 VOCAB_SIZE = 256
 #: Prompts are longer than a step, so that who is preempted in between leaves a step in flight that reads the prompt.
@@ -71,6 +72,6 @@ def _requests() -> Iterator[WorkloadRequest]:
 
 def _masks_by_turns() -> Workload:
     """Two requests that draw in every second step each, so that every step has masks of its own."""
-    sampling = SamplingParams(grammar=Grammar("regex", "[ab]{5}"), stop_token_ids=(0,), max_tokens=8)
-    requests = tuple(WorkloadRequest(name, (1, 2), sampling, arrival=step) for step, name in enumerate("ab"))
-    return Workload(requests, {**CAPACITIES, "max_num_reqs": 2, "grammars": True}, VOCAB_SIZE, steps_in_flight=2)
+    return Workload(
+        in_turns().requests, {**CAPACITIES, "max_num_reqs": 2, "grammars": True}, VOCAB_SIZE, steps_in_flight=2
+    )
