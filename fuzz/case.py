@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mrv2.checks import triton_cpu
 from mrv2.checks.errors import CheckError
@@ -35,6 +35,7 @@ from mrv2.refrunner.oracle.grammar import GrammarOracle
 from mrv2.refrunner.oracle.llama import LlamaOracle
 from mrv2.refrunner.oracle.oracle import Oracle
 
+from .relations import RELATIONS, differences
 from .script import Script
 from .script_driver import ScriptDriver, script_workload
 
@@ -88,11 +89,35 @@ class CaseOutcome:
 
 
 def run_case(target: RunnerTarget, script: Script) -> CaseOutcome:
-    """Run a script and judge what it showed.
+    """Run a script, and once more if it has a relation, and judge what it showed.
 
     Raises:
         Refused: the target refuses its settings.
     """
+    outcome = _run(target, script)
+    if script.relation in RELATIONS and not outcome.failures:
+        return replace(outcome, failures=_each_once(list(_related(target, script, outcome))))
+    return outcome
+
+
+def _related(target: RunnerTarget, script: Script, base: CaseOutcome) -> Iterator[Failure]:
+    """What is wrong with the changed scripts, and where they differ from the one that they come from."""
+    relation = RELATIONS[script.relation or ""]
+    results: dict[str, RequestResult] = {}
+    near_ties = base.tally.near_ties
+    for other in relation.others(script):
+        try:
+            outcome = _run(target, other.script)
+        except Refused:
+            return
+        yield from outcome.failures
+        near_ties += outcome.tally.near_ties
+        results |= {other.names[name]: result for name, result in outcome.results.items()}
+    for text in differences(base.results, results, relation, near_ties) if results else ():
+        yield _of_words(f"relation {script.relation!r}: {text}")
+
+
+def _run(target: RunnerTarget, script: Script) -> CaseOutcome:
     program = _Program(target, script)
     if script.schedule is None:
         with triton_cpu.enabled() as session:

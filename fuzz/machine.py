@@ -9,6 +9,7 @@ schedule are one drawn value, and one shrinker minimises them together.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 from hypothesis import note, target
@@ -23,6 +24,7 @@ from mrv2.fuzz.targets.reference import ReferenceTarget
 
 from .case import CaseOutcome, Failure, Refused, model_facts, run_case
 from .paste import as_test
+from .relations import possible
 from .script import MODEL, Abort, Advance, Arrive, Collect, Event, Preempt, Script, Skip
 from .strategies import GRAMMARS, arrivals, schedules, settings_of
 
@@ -71,17 +73,25 @@ class RunnerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._events: list[Event] = []
-        self._begun: tuple[dict[str, JSON], int, Schedule | None, str] | None = None
+        self._begun: Script | None = None
 
     @initialize(
         settings=st.runner().flatmap(lambda machine: machine.settings()),
         steps_in_flight=st.sampled_from((2, 1, 3)),
         schedule=st.runner().flatmap(lambda machine: machine.schedule_strategy),
         model=st.runner().flatmap(lambda machine: st.sampled_from(machine.models)),
+        relation=st.runner().flatmap(lambda machine: machine.relations()),
     )
-    def begin(self, settings: dict[str, JSON], steps_in_flight: int, schedule: Schedule | None, model: str) -> None:
+    def begin(
+        self,
+        settings: dict[str, JSON],
+        steps_in_flight: int,
+        schedule: Schedule | None,
+        model: str,
+        relation: str | None,
+    ) -> None:
         """What the runner is built with, and when the device runs what."""
-        self._begun = (settings, steps_in_flight, schedule, model)
+        self._begun = Script((), settings, steps_in_flight, schedule, model, relation)
 
     @classmethod
     def allows(cls, name: str) -> bool:
@@ -94,6 +104,12 @@ class RunnerMachine(RuleBasedStateMachine):
         groups = max(len(model_facts(model)[1]) for model in cls.models)
         knobs = {name: knob for name, knob in cls.runner_target.knobs.items() if cls.allows(name)}
         return cls._once("settings", lambda: settings_of(knobs, groups))
+
+    @classmethod
+    def relations(cls) -> SearchStrategy[str | None]:
+        """Seldom one: each costs a second run, or three."""
+        names = possible([name for name in cls.runner_target.knobs if cls.allows(name)])
+        return st.one_of(*[st.none()] * 4, st.sampled_from(names))
 
     @classmethod
     def requests(cls) -> SearchStrategy[Arrive]:
@@ -159,10 +175,10 @@ class RunnerMachine(RuleBasedStateMachine):
         """
         if self._begun is None or not self._events:
             return
-        settings, steps_in_flight, schedule, model = self._begun
+        settings = self._begun.settings
         if any(isinstance(event, Arrive) and event.sampling.grammar for event in self._events):
             settings = {**settings, GRAMMARS: True}
-        script = Script(tuple(self._events), settings, steps_in_flight, schedule, model)
+        script = replace(self._begun, events=tuple(self._events), settings=settings)
         try:
             outcome = self.run(script)
         except Refused as refusal:

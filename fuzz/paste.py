@@ -50,7 +50,7 @@ _KINDS = ("Script", "Arrive", "Advance", "Skip", "Preempt", "Abort", "Collect")
 def _script(script: Script) -> str:
     """One event a line, as one reads it."""
     events = "".join(f"            {as_code(event)},\n" for event in script.events)
-    rest = as_code(Script((), script.settings, script.steps_in_flight, script.schedule, script.model))
+    rest = as_code(Script((), script.settings, script.steps_in_flight, script.schedule, script.model, script.relation))
     further = rest.removeprefix("Script(events=()").removeprefix(", ").removesuffix(")")
     lines = f"        {further},\n" if further else ""
     return f"Script(\n        events=(\n{events}        ),\n{lines}    )"

@@ -98,6 +98,7 @@ class Script:
         schedule: of the virtual device; None runs on the plain CPU, where inputs and invariants are looked at after
             each step.
         model: a model that ``load_checkpoint`` knows.
+        relation: a name of ``relations.RELATIONS``: the script runs once more, changed, and must give the same tokens.
     """
 
     events: tuple[Event, ...]
@@ -105,6 +106,7 @@ class Script:
     steps_in_flight: int = 2
     schedule: Schedule | None = None
     model: str = MODEL
+    relation: str | None = None
 
     @property
     def num_events(self) -> int:
@@ -125,6 +127,7 @@ def script_as_json(script: Script) -> dict[str, JSON]:
         "steps_in_flight": script.steps_in_flight,
         "schedule": None if script.schedule is None else str(script.schedule),
         "model": script.model,
+        "relation": script.relation,
     }
 
 
@@ -136,13 +139,14 @@ def script_from_json(content: object) -> Script:
     """
     try:
         values: dict[str, Any] = dict(content)  # type: ignore[call-overload]
-        schedule = values.pop("schedule")
+        schedule, relation = values.pop("schedule"), values.pop("relation")
         script = Script(
             events=tuple(map(_event_from_json, values.pop("events"))),
             settings={str(name): _setting(value) for name, value in values.pop("settings").items()},
             steps_in_flight=_number(values.pop("steps_in_flight"), 1),
             schedule=None if schedule is None else Schedule.parse(schedule),
             model=_text(values.pop("model")),
+            relation=None if relation is None else _text(relation),
         )
         if values:
             raise ValueError(f"it has no field {sorted(values)}")

@@ -51,7 +51,7 @@ class Shrinker:
             before = script
             script = self._first(script, _schedules)
             script = self._without_events(script)
-            for candidates in (self._settings, _requests, _steps):
+            for candidates in (_relations, self._settings, _requests, _steps):
                 script = self._first(script, candidates)
             if script.schedule is not None and script.schedule.deviations:
                 script = self._without_deviations(script)
@@ -123,6 +123,12 @@ class Shrinker:
 
 def _omit(settings: Mapping[str, JSON], names: Sequence[str] | Mapping[str, JSON]) -> dict[str, JSON]:
     return {name: value for name, value in settings.items() if name not in names}
+
+
+def _relations(script: Script) -> Iterator[Script]:
+    """One run instead of two."""
+    if script.relation is not None:
+        yield replace(script, relation=None)
 
 
 def _schedules(script: Script) -> Iterator[Script]:

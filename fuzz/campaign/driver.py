@@ -6,10 +6,12 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from mrv2.checks.errors import CheckError
 from mrv2.fuzz.script import script_from_json
@@ -51,6 +53,7 @@ class State:
 class _Process:
     number: int
     process: subprocess.Popen[str]
+    errors: IO[str]
     deaths: int = 0
     cases_before: int = 0
 
@@ -111,22 +114,22 @@ class CampaignDriver:
         return State(progress, tuple(self._store.all()), alive, self._deaths, time.monotonic() - self._began)
 
     def _start(self, number: int) -> _Process:
-        errors = (self._folder / WORKERS / f"{number}.stderr").open("a", encoding="utf-8")
-        with errors:
-            process = subprocess.Popen(
-                self._command(number),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                text=True,
-                # Ctrl-C reaches the driver alone, which then tells the workers.
-                start_new_session=True,
-            )
+        # Not in the campaign's folder, whose disk may be what is full.
+        errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - lives as long as it
+        process = subprocess.Popen(
+            self._command(number),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            text=True,
+            # Ctrl-C reaches the driver alone, which then tells the workers.
+            start_new_session=True,
+        )
         assert process.stdin is not None
         # Which process must live, since it may be gone before the worker can ask who its parent is.
         process.stdin.write(f"{self._options.as_json()}\n{os.getpid()}\n")
         process.stdin.close()
-        return _Process(number, process)
+        return _Process(number, process, errors)
 
     def _alive(self) -> bool:
         """Whether work goes on; starts those workers again that died.
@@ -140,6 +143,7 @@ class CampaignDriver:
                 continue
             self._deaths += 1
             self._died(one, code)
+            one.errors.close()
             again = self._start(one.number)
             again.deaths, again.cases_before = one.deaths, one.cases_before
             self._processes[index] = again
@@ -152,7 +156,7 @@ class CampaignDriver:
             CheckError: it died too often, or refuses to work.
         """
         if code > 0:
-            raise _refused(self._last_words(one.number))
+            raise _refused(_last_words(one))
         if -code not in _FROM_OUTSIDE:
             self._keep_current(one.number, signal.Signals(-code).name)
         cases = read_progress(self._folder / WORKERS).counts["cases"]
@@ -177,10 +181,6 @@ class CampaignDriver:
         signature = f"crash {name}"
         self._store.add(FoundCase(self._options.target, signature, text, script, script, 3, signature))
 
-    def _last_words(self, number: int) -> str:
-        text = (self._folder / WORKERS / f"{number}.stderr").read_text(encoding="utf-8", errors="replace")
-        return text.strip()[-1500:]
-
     def _stop(self) -> None:
         """Tell all workers to finish the case at hand, and wait for them."""
         for one in self._processes:
@@ -188,6 +188,7 @@ class CampaignDriver:
                 one.process.send_signal(signal.SIGTERM)
         for one in self._processes:
             one.process.wait()
+            one.errors.close()
 
 
 def _claim(folder: Path, options: Options) -> None:
@@ -208,6 +209,11 @@ def _claim(folder: Path, options: Options) -> None:
                 "another folder for each target",
             )
     write_durably(path, {"campaign": 1, "options": json.loads(options.as_json())})
+
+
+def _last_words(one: _Process) -> str:
+    one.errors.seek(0)
+    return one.errors.read().strip()[-1500:]
 
 
 def _refused(words: str) -> CheckError:

@@ -77,6 +77,7 @@ def test_a_script_is_read_back_from_json_and_from_code(script):
         {"settings": {"block_size": {}}},
         {"further": 1},
         {"model": 3},
+        {"relation": 3},
     ],
 )
 def test_what_is_no_script_is_refused(change):

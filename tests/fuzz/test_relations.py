@@ -1,0 +1,87 @@
+"""Relations of scripts: a runner that is right keeps them, and a fault that only they can see is told."""
+
+import pytest
+
+from mrv2.fuzz.case import run_case
+from mrv2.fuzz.relations import RELATIONS, Relation, differences, possible
+from mrv2.fuzz.script import Abort, Advance, Arrive, Collect, Preempt, Script
+from mrv2.fuzz.shrink import Shrinker
+from mrv2.fuzz.targets.reference import ReferenceTarget
+from mrv2.fuzz.workload import RequestResult
+from mrv2.refrunner.api import SamplingParams
+
+TARGET = ReferenceTarget()
+SETTINGS = {
+    "max_num_reqs": 3,
+    "max_num_batched_tokens": 8,
+    "max_model_len": 48,
+    "block_size": 8,
+    "num_kv_blocks": 30,
+    "speculation": "ngram",
+    "graph_mode": "eager",
+}
+EVENTS = (
+    Arrive((1, 2, 3), SamplingParams(max_tokens=3)),
+    Advance(2),
+    Arrive((4,) * 12, SamplingParams(temperature=0.8, seed=5, max_tokens=4)),
+    Preempt(1),
+    Arrive((7, 8), SamplingParams(max_tokens=4)),
+    Advance(1),
+    Abort(0),
+    Arrive((9,), SamplingParams(max_tokens=2)),
+    Collect(),
+)
+
+
+@pytest.mark.parametrize("name", RELATIONS)
+def test_every_relation_has_something_to_change_and_holds(name):
+    script = Script(EVENTS, SETTINGS, relation=name)
+    others = RELATIONS[name].others(script)
+    assert others and all(other.script != script for other in others)
+    assert sorted(base for other in others for base in other.names.values()) == ["r0", "r1", "r2", "r3"]
+    assert run_case(TARGET, script).failures == ()
+
+
+class Unsteady:
+    """A runner that computes with another vector of weights for each number of rows that it is built with."""
+
+    name, features, knobs = "unsteady", frozenset(), {}
+
+    def build(self, config):
+        return TARGET.build({**config, "model": "tiny" if config["max_num_reqs"] > 1 else "tiny-sliding"})
+
+
+def test_a_runner_that_depends_on_its_size_is_found():
+    script = Script((Arrive((3,) * 20, SamplingParams(max_tokens=6)),), SETTINGS, relation="a request at a time")
+    assert run_case(Unsteady(), Script(script.events, SETTINGS)).failures == ()
+    assert run_case(Unsteady(), script).failures
+
+
+def test_tokens_that_differ_are_told_and_near_ties_are_not():
+    one, other = ({"r0": RequestResult(tokens, (-1.0, -2.0), "length")} for tokens in ((1, 2), (1, 3)))
+    shape, bits = Relation(tuple), Relation(tuple, rounds=False)
+    assert list(differences(one, other, shape, 0)) == ["request r0: tokens (1, 3) instead of (1, 2)"]
+    assert list(differences(one, other, shape, 1)) == []
+    assert list(differences(one, other, bits, 1))
+    assert list(differences(one, {}, bits, 0))
+
+
+def test_log_probabilities_count_where_nothing_rounds_otherwise():
+    one, other = ({"r0": RequestResult((1,), (value,), "length")} for value in (-1.0, -1.0000001))
+    assert list(differences(one, other, Relation(tuple), 0)) == []
+    assert "log-probabilities" in next(differences(one, other, Relation(tuple, rounds=False), 0))
+
+
+def test_of_an_aborted_request_counts_what_both_got():
+    long, short = (RequestResult(tokens, (0.0,) * len(tokens), "abort") for tokens in ((1, 2, 3), (1,)))
+    assert list(differences({"r0": long}, {"r0": short}, Relation(tuple), 0)) == []
+    wrong = RequestResult((2,), (0.0,), "length")
+    assert list(differences({"r0": long}, {"r0": wrong}, Relation(tuple), 0))
+
+
+def test_relations_need_their_knobs_and_are_left_out_if_they_can_be():
+    assert "poison on for off" not in possible(["pad_to"]) and "more padding" in possible(["pad_to"])
+    script = Script(EVENTS, SETTINGS, relation="backwards")
+    assert Shrinker(lambda script: True, TARGET.knobs).shrink(script).relation is None
+    kept = Shrinker(lambda script: script.relation is not None, TARGET.knobs).shrink(script)
+    assert kept.relation == "backwards" and kept.events == ()
