@@ -79,6 +79,7 @@ class ScriptDriver(Driver):
     def _add(self, request: WorkloadRequest, before: tuple[int, ...] = ()) -> None:
         """Refuse what no scheduler could serve, and go on: a script stays one when its settings shrink."""
         try:
+            self._check_grammar(request)
             super()._add(request, before)
         except RequestError:
             self.refused.append(request.request_id)
@@ -89,6 +90,20 @@ class ScriptDriver(Driver):
         else:
             if request not in self.requests:
                 self.requests.append(request)
+
+    def _check_grammar(self, request: WorkloadRequest) -> None:
+        """The scheduler leaves it to the runner, which would take it for a fault of its caller.
+
+        Raises:
+            RequestError: the runner is built without what grammars need.
+        """
+        if request.sampling.grammar is not None and not self._workload.capacities.get("grammars"):
+            raise RequestError(
+                f"request {request.request_id!r} with a grammar",
+                "the settings of its script have grammars=True",
+                "a runner allocates memory for masks when it is built",
+                "settings={'grammars': True, ...}",
+            )
 
     def _step(self) -> None:
         self._arrive()

@@ -119,6 +119,13 @@ def test_a_host_that_is_far_ahead_is_the_schedules_doing(monkeypatch):
     assert [failure.text[:6] for failure in run_case(TARGET, script).failures] == ["MRV108"]
 
 
+def test_a_grammar_without_memory_for_masks_is_passed_over():
+    sampling = SamplingParams(grammar=GRAMMAR_CHOICES[0], stop_token_ids=(STOP,))
+    driver = ScriptDriver(_runner(), Script((Arrive((1,), sampling), Arrive((2,))), SETTINGS), *model_facts("tiny"))
+    assert driver.run().crash is None
+    assert driver.refused == ["r0"]
+
+
 def test_a_request_that_no_scheduler_could_serve_is_passed_over():
     script = Script((Arrive((1,) * 60), Arrive((2,), SamplingParams(max_tokens=1), continues=0)), SETTINGS)
     driver = ScriptDriver(_runner(), script, *model_facts("tiny"))
