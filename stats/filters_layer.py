@@ -18,6 +18,7 @@ from .targets import FilteringTarget, Filters, MaskTarget
 
 SMALLEST_SHARE = 0.05  # tokens kept with a smaller one are not expected among few draws
 MUST_SEE = 0.9  # loss of a token's share that must show: a token that is never drawn has lost all of it
+BATCHES = (1, 16)  # rows of a call: samplers sort large batches and search small ones, and must not differ
 _EXAMPLES = 8
 
 
@@ -40,7 +41,7 @@ class FiltersLayer:
         tests: list[LayerTest] = []
         for case in cases:
             if isinstance(target, MaskTarget) and plan.scale == 1:
-                tests.append(_mask_test(target, case))
+                tests += [_mask_test(target, case, batch) for batch in BATCHES]
             if isinstance(target, FilteringTarget):
                 tests += _draw_tests(target, case, self.draws * plan.scale, plan, progress)
         for test in tests:
@@ -54,10 +55,14 @@ class FiltersLayer:
         )
 
 
-def _mask_test(target: MaskTarget, case: FilterCase) -> LayerTest:
-    given = target.kept(case.logits[np.newaxis], np.full(1, case.temperature, np.float32), _filters(case, 1))[0]
+def _mask_test(target: MaskTarget, case: FilterCase, batch: int) -> LayerTest:
+    """The kept set of each of ``batch`` equal rows; of those that are wrong the first is shown."""
+    rows = np.broadcast_to(case.logits, (batch, case.logits.size)).copy()
+    given = target.kept(rows, np.full(batch, case.temperature, np.float32), _filters(case, batch))
     right = case.kept()
-    return _kept_test(case, f"{case.name}: kept set", given, right, given.size, "token")
+    wrong = np.flatnonzero(((given & ~right.possibly) | (right.surely & ~given)).any(axis=1))
+    name = f"{case.name}: kept set" + ("" if batch == 1 else f" in a batch of {batch}")
+    return _kept_test(case, name, given[wrong[0] if wrong.size else 0], right, given.size, "token")
 
 
 def _draw_tests(
@@ -91,7 +96,7 @@ def _share_test(
     worth = np.flatnonzero(shares >= SMALLEST_SHARE)
     if worth.size < 2:
         return
-    least = worth[shares[worth].argmin()]
+    least = worth[::-1][shares[worth[::-1]].argmin()]  # of equal ones the last: a cut among ties drops it first
     name = f"{case.name}: least token kept"
     result = binomial_test(int((tokens == least).sum()), tokens.size, float(shares[least]), name)
     yield designed_event(case.name, result, float(shares[least]), MUST_SEE, "the least token's share", plan)

@@ -20,6 +20,7 @@ from .noise import NoiseLaw, noise_law, tail_mass, true_tail_mass
 
 SOUND = "no defect"
 _STRAY = 1e-9  # chance of a draw by something that is in no model
+_FEWEST = 2
 _FITS = 1e-3  # p-value from which on a model explains the counts
 _DECISIVE = math.log(1000.0)  # lead in log-likelihood that names a model
 
@@ -72,7 +73,12 @@ class TailProfile:
 
     @property
     def named(self) -> TailModel | None:
-        """The defect that explains the counts, if one does and leads the others; a correct sampler is no defect."""
+        """The defect that explains the counts, if one does and leads the others; a correct sampler is no defect.
+
+        One tail alone names nothing: another temperature would change it as well.
+        """
+        if len(self.points) < _FEWEST:
+            return None
         best, second = self.models[0], self.models[1]
         leads = best.log_likelihood - second.log_likelihood >= _DECISIVE
         return best if best.name != SOUND and best.p_value >= _FITS and leads else None

@@ -213,7 +213,7 @@ class ReferenceSampler:
         block = blocks.block_of(table.device, vocab_size)
         # No stage but the filters is asked for, so the tables of the others are never read.
         stages.process_logits[(count, -(-vocab_size // block))](
-            table, table.stride(0), rows, nothing.expand(count), nothing, numbers, reals, nothing, nothing, reals,
+            table, table.stride(0), rows, rows, nothing, numbers, reals, nothing, nothing, reals,
             nothing, nothing, nothing, nothing, nothing, 0, processed, vocab_size, 0, BIASES=4, STOPS=4, WORDS=4,
             WORD_TOKENS=4, DRAFTS=False, BLOCK=block, **blocks.LAUNCH,
         )  # fmt: skip

@@ -230,9 +230,10 @@ def _temperature_cause(draws: Mapping[str, Sequence[RowDraws]]) -> Cause | None:
             fits.append((gain, name, factor))
     if not fits:
         return None
-    _, name, factor = max(fits)
+    gain, name, factor = max(fits)
     rounded = float(bfloat16(np.array([0.7], np.float32))[0]) / float(np.float32(0.7))
-    if name in ("half head", "zipf") and abs(factor - rounded) < 2e-4:
+    # The gain is the square of the distance from 1 in standard errors.
+    if name in ("half head", "zipf") and abs(factor - rounded) < 3.0 * abs(factor - 1.0) / math.sqrt(gain):
         return _ROUNDED
     return Cause(
         "wrong temperature",

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mrv2.checks import triton_cpu
 from mrv2.fuzz.targets.plain_samplers import (
     CallableSampler,
     OracleSampler,
@@ -57,6 +58,14 @@ class TestReference:
         assert (compiled.kept(LOGITS, WARM, FILTERS) == exact.kept(LOGITS, WARM, FILTERS)).all()
         arguments = LOGITS, WARM, SEEDS, POSITIONS, FILTERS
         assert (compiled.sample_filtered(*arguments) == exact.sample_filtered(*arguments)).all()
+
+    def test_reads_nothing_outside_of_its_tensors(self):
+        with triton_cpu.enabled() as session:
+            own = ReferenceSampler()
+            own.kept(np.tile(LOGITS, (4, 1)), np.tile(WARM, 4), targets.Filters.same(24, top_k=5, top_p=0.9))
+            own.logprobs(LOGITS, WARM)
+            own.count(LOGITS[0], 0.7, 1, 0, 50)
+        assert session.findings == []
 
     def test_reports_log_probabilities_and_ranks(self, compiled):
         exact = np.stack([log_softmax(row, 1.0) for row in LOGITS])

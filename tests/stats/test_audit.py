@@ -1,0 +1,107 @@
+"""Whole audits: each planted fault is caught and named, correct samplers pass, errors of a sampler are findings."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from mrv2.checks.findings import RunVerdict
+from mrv2.fuzz.targets.plain_samplers import CallableSampler, multinomial_sampler
+from mrv2.stats import audit as audits
+from mrv2.stats.assertion import SamplerIncorrectError, assert_sampler_correct
+from mrv2.stats.audit import NO_TIME, audit, settings
+from mrv2.stats.errors import ArgumentError
+from mrv2.stats.planted.clean import CleanSampler
+from mrv2.stats.planted.faults import PLANTED, TokensOnly
+from mrv2.stats.report import LINES, WIDTH, screen
+
+SMALL = 5003
+SLOW = TokensOnly(CleanSampler())  # for the time that it is given here
+ALONE = {planted.name: planted for planted in PLANTED if planted.layer not in {"distribution", "speculative"}}
+
+
+def run(target, *layers, **options):
+    return audit(target, settings(vocab_size=SMALL, layers=layers, **options))
+
+
+@pytest.mark.parametrize("planted", ALONE.values(), ids=ALONE)
+def test_a_planted_fault_is_caught_and_named(planted):
+    report = run(planted.make(), planted.layer)
+    assert report.verdict is RunVerdict.FAIL
+    assert report.causes[0].kind == planted.cause
+    lines = screen(report)
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= WIDTH
+    assert planted.cause in "\n".join(lines)
+
+
+@pytest.mark.parametrize("layer", ["contract", "filters", "logprobs"])
+def test_the_correct_sampler_passes(layer):
+    report = run(CleanSampler(), layer)
+    assert report.verdict is RunVerdict.PASS
+    assert report.causes == ()
+
+
+def test_without_time_a_layer_is_not_run_and_nothing_passes():
+    ticks = iter(range(0, 10**6, 100))
+    report = audit(CleanSampler(), settings(vocab_size=600, layers=("contract", "noise")), clock=lambda: next(ticks))
+    assert [result.not_run for result in report.audit.results] == ["", NO_TIME]
+    assert report.verdict is RunVerdict.INCONCLUSIVE
+    assert any("no time" in line for line in screen(report))
+
+
+def test_a_slow_sampler_is_inconclusive_and_says_what_it_missed():
+    report = run(SLOW, "distribution", seconds=1e-3)
+    assert report.verdict is RunVerdict.INCONCLUSIVE
+    assert any(line.startswith("  - rare tokens, 12.5 nats") for line in screen(report))
+
+
+def test_a_broken_contract_stops_the_rest():
+    report = run(CallableSampler(lambda logits, *keys: np.full(len(keys[1]), -1)), "contract", "replay")
+    assert report.verdict is RunVerdict.FAIL
+    assert report.audit.results[1].not_run
+    assert report.causes[0].kind == "answers of the wrong form"
+
+
+def test_an_error_of_the_sampler_is_a_finding():
+    class Raising(CleanSampler):
+        def kept(self, logits, temperature, filters):
+            raise ZeroDivisionError("no filters today")
+
+    report = run(Raising(), "filters")
+    assert report.verdict is RunVerdict.FAIL
+    assert "no filters today" in report.causes[0].detail
+
+
+def test_an_error_of_ours_is_none(monkeypatch):
+    monkeypatch.setattr(audits, "contract_causes", functools.partial(settings, layers=("nonsense",)))
+    with pytest.raises(ArgumentError, match="nonsense"):
+        run(CallableSampler(lambda logits, *keys: np.full(len(keys[1]), -1)), "contract")
+
+
+def test_in_a_test_it_is_one_line():
+    assert assert_sampler_correct(CleanSampler(), layers=("contract",), vocab_size=SMALL).verdict is RunVerdict.PASS
+    with pytest.raises(SamplerIncorrectError, match="Likely cause: last block is never drawn"):
+        assert_sampler_correct(PLANTED[8].make(), layers=("contract",), vocab_size=SMALL)
+    slow = {"layers": ("distribution",), "vocab_size": SMALL, "seconds": 1e-3}
+    with pytest.raises(SamplerIncorrectError, match="Do not take this for a pass"):
+        assert_sampler_correct(SLOW, **slow)
+    assert assert_sampler_correct(SLOW, **slow, allow_inconclusive=True).draws > 0
+
+
+@pytest.mark.parametrize("options", [{"profile": "x"}, {"layers": ("x",)}, {"alpha": 0.0}, {"seconds": 0.0}])
+def test_bad_settings_are_refused(options):
+    with pytest.raises(ArgumentError):
+        settings(**options)
+
+
+def test_torchs_multinomial_loses_a_tail_in_float32():
+    """A real fault: sums of float32 probabilities cannot hold tokens of 1e-8 behind a head of nearly 1."""
+    sampler = multinomial_sampler()
+    row = np.full(200_000, -18.0, np.float32)
+    row[100_000] = 0.0
+    counts = sampler.count(row, 1.0, 1, 0, 200_000)
+    expected = 200_000 * 99_999 * np.exp(-18.0) / (1 + 199_999 * np.exp(-18.0))
+    behind, before = counts[100_001:-1].sum(), counts[:100_000].sum()
+    assert abs(before - expected) < 6 * np.sqrt(expected)
+    assert abs(behind - expected) > 6 * np.sqrt(expected)
