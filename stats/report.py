@@ -27,6 +27,7 @@ _PLAIN = {
     "distribution": "how often tokens come",
     "speculative": "drafts accepted and replaced",
     "logprobs": "reported log-probabilities",
+    "evidence": "draws of all nights together",
 }
 
 
@@ -54,9 +55,10 @@ def could_have_missed(report: AuditReport) -> list[str]:
 def _not_tested(report: AuditReport) -> Iterator[str]:
     """Layers that asked nothing; those with the same reason together."""
     reasons = {result.layer: result.not_run for result in report.audit.results}
-    reasons = {layer: reasons.get(layer, "they were left out") for layer in _PLAIN}
+    known = [layer for layer in _PLAIN if layer != "evidence" or report.settings.ledger]
+    reasons = {layer: reasons.get(layer, "they were left out") for layer in known}
     for reason in dict.fromkeys(reasons.values()):
-        layers = [layer for layer in _PLAIN if reasons[layer] == reason]
+        layers = [layer for layer in known if reasons[layer] == reason]
         if reason and reason != NO_TIME:
             told = f"{layers[0]} ({_PLAIN[layers[0]]})" if len(layers) == 1 else ", ".join(layers)
             yield f"not tested: {told}; {reason}"

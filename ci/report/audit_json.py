@@ -21,6 +21,7 @@ _CODES = {
     "distribution": "MRV401",
     "speculative": "MRV401",
     "logprobs": "MRV404",
+    "evidence": "MRV401",
 }
 _EXAMPLES = 5
 

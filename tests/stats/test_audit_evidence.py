@@ -5,10 +5,12 @@ import itertools
 import pytest
 
 from mrv2.checks.findings import RunVerdict
+from mrv2.ci.report.audit_json import findings_of
 from mrv2.stats.audit import LEDGER, audit, settings
 from mrv2.stats.errors import ArgumentError
 from mrv2.stats.ledger import EvidenceLedger
 from mrv2.stats.planted.clean import CleanSampler
+from mrv2.stats.report import screen
 
 
 def evidence(tmp_path, **options):
@@ -30,6 +32,7 @@ def test_a_second_night_adds_to_the_first(tmp_path):
     assert first.verdict is not RunVerdict.FAIL and second.verdict is not RunVerdict.FAIL
     draws = [[test.first.result.draws for test in report.audit.decision.tests] for report in (first, second)]
     assert draws[0] and all(more > less > 0 for less, more in zip(*draws, strict=True))
+    assert any("draws of all nights together" in line for line in screen(second)) and not findings_of(second)
     ledger = EvidenceLedger(tmp_path / "ledger.jsonl")
     assert ledger.damaged() == 0 and len({portion.name for portion in ledger.portions()}) >= 2
 
