@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from .audit import audit
+from .conform import conform
 from .diff import diff
 from .doctor import doctor
 from .explain import explain
@@ -33,6 +34,7 @@ app = typer.Typer(
 for command in (verify, audit, race, lint, fuzz, replay, fences, generate, doctor, explain, diff):
     app.command()(command)
 app.add_typer(trace, name="trace")
+app.add_typer(conform, name="conform")
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,97 @@
+"""``mrv2 conform``: tells a third party whether its adapter is fit to be fuzzed or audited."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mrv2.checks.errors import CheckError
+from mrv2.checks.findings import Finding, RunVerdict, Soundness, Verdict
+from mrv2.ci.report import console as screen
+from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.outcome import ReportedFinding
+
+from .environment import describe
+from .shared import DebugOption, JsonOption, exit_code, guarded, output
+from .targets import REFERENCE, importable, resolve_object, resolve_target
+
+if TYPE_CHECKING:
+    from mrv2.fuzz.conformance import Check, Checked
+
+conform = typer.Typer(help="Whether an adapter keeps what its protocol promises.", no_args_is_help=True)
+Name = Annotated[str, typer.Argument(metavar="TARGET", help="refrunner, or package.module:object.")]
+
+
+@conform.command()
+def runner(target: Name, json: JsonOption = None, debug: DebugOption = False) -> None:
+    """Check an adapter of a runner; fails with what to write instead."""
+    with guarded(debug):
+        from mrv2.checks import triton_cpu
+        from mrv2.fuzz.conformance import RUNNER_CHECKS
+
+        with importable(Path.cwd()), triton_cpu.enabled():
+            found = resolve_target(target) if target == REFERENCE else _instance(target)
+            _answer("conform runner", target, found, RUNNER_CHECKS, json)
+
+
+@conform.command()
+def sampler(target: Name, json: JsonOption = None, debug: DebugOption = False) -> None:
+    """Check an adapter of a sampler, or the sampler of a runner; fails with what to write instead."""
+    with guarded(debug):
+        from mrv2.checks import triton_cpu
+        from mrv2.fuzz.conformance import SAMPLER_CHECKS
+        from mrv2.fuzz.targets.protocols import SamplerProvider
+
+        with importable(Path.cwd()), triton_cpu.enabled():
+            found = resolve_target(target) if target == REFERENCE else _instance(target)
+            found = found.sampler() if isinstance(found, SamplerProvider) else found
+            _answer("conform sampler", target, found, SAMPLER_CHECKS, json)
+
+
+def _instance(reference: str) -> object:
+    found = resolve_object(f"TARGET {reference!r}", reference)
+    return found() if isinstance(found, type) else found
+
+
+def _answer(command: str, name: str, target: object, checks: tuple[Check, ...], json: Path | None) -> None:
+    """Run the checks and show them; the verdict last.
+
+    Raises:
+        Exit: with the code of the verdict.
+    """
+    from mrv2.fuzz.conformance import conform as run
+
+    if json:
+        check_destination(json)
+    results = run(target, checks)
+    faults = [fault for result in results for fault in result.faults or ()]
+    verdict = RunVerdict.FAIL if faults else RunVerdict.PASS
+    if json:
+        findings = tuple(ReportedFinding(_as_finding(fault)) for fault in faults)
+        write_report(json, Report(command, describe(), verdict, {"name": name}, findings))
+    for result in results:
+        _show(result)
+    screen.line(output(), f"{verdict.value.upper()}: {screen.count(len(faults), 'fault')} of {name}")
+    raise typer.Exit(exit_code(verdict))
+
+
+def _show(result: Checked) -> None:
+    word = "not run" if result.faults is None else "broken" if result.faults else "kept"
+    screen.line(output(), f"{word:8}{result.name}")
+    for fault in result.faults or ():
+        parts = {"": fault.subject, "rule": fault.rule, "why": fault.reason, "instead": fault.remedy}
+        for label, text in parts.items():
+            screen.line(output(), f"        {label:8}{text}")
+
+
+def _as_finding(fault: CheckError) -> Finding:
+    return Finding(
+        code="MRV307",
+        verdict=Verdict.VIOLATION,
+        soundness=Soundness.SOUND,
+        title=f"the adapter breaks its contract: {fault.subject}"[:200],
+        evidence={"rule": fault.rule, "why": fault.reason},
+        remedy=fault.remedy,
+    )
