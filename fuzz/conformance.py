@@ -159,7 +159,7 @@ def _knobs_turn(target: Any) -> Faults:
                     )
 
 
-def _ran(target: Any, **settings: Any) -> tuple[Trace, dict[str, int]]:
+def _ran(target: Any, **settings: Any) -> tuple[Trace, Mapping[str, int]]:
     """A short life of a runner, and the poison that it showed before it was closed."""
     runner = _built(target, **settings)
     try:
