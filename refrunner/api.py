@@ -178,8 +178,9 @@ class Runner(Protocol):
         """Enqueue one step and return at once, without waiting for the device.
 
         Raises:
-            StepError: the step breaks the contract, another thread is inside this method, or the runner is closed; no
-                state was changed.
+            StepError: the step breaks the contract, another thread is inside this method, the runner is closed, or a
+                step before broke off; no state was changed.
+            Exception: whatever else went wrong; it may have left the step half done, and it was the last.
         """
         ...
 

@@ -43,10 +43,11 @@ class BlockCheck:
             end = (place + 1) * self._block_size
             writes = end > self._computed[name]
             others = self._others(block, 0 if writes else end)
-            sharer = self._shared.get(block)
-            earlier = self._written.get(block) or (sharer if writes or sharer == name else None)
-            if others or earlier:
-                self._refuse(block, name, earlier or min(others))
+            earlier = self._written.get(block)
+            if earlier is None and (writes or self._shared.get(block) == name):
+                earlier = self._shared.get(block)
+            if others or earlier is not None:
+                self._refuse(block, name, min(others) if earlier is None else earlier)
             (self._written if writes else self._shared)[block] = name
 
     def check_copies(self, step: Step, last_block: int) -> None:

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from .api import Handle, Runner, SamplingParams
+from .api import Handle, NewRequest, Runner, SamplingParams
 from .config import RunnerConfig
-from .errors import RequestError
+from .errors import RequestError, RunnerError
 from .kv_groups import FULL_ATTENTION
 from .scheduler import Scheduler, SpeculationStats, TrackedRequest
+
+
+class CheckingRunner(Runner, Protocol):
+    """A runner that says before any step whether it would take a request."""
+
+    def check_request(self, request: NewRequest) -> NewRequest:
+        """The request in plain Python values; nothing changes.
+
+        Raises:
+            RunnerError: a step with it would be refused.
+        """
+        ...
 
 
 class Engine:
@@ -20,7 +33,9 @@ class Engine:
     calls and the tokens alone, never on how far the device is.
     """
 
-    def __init__(self, runner: Runner, config: RunnerConfig, windows: Sequence[int] = (FULL_ATTENTION,)) -> None:
+    def __init__(
+        self, runner: CheckingRunner, config: RunnerConfig, windows: Sequence[int] = (FULL_ATTENTION,)
+    ) -> None:
         """Take over a runner.
 
         Args:
@@ -56,13 +71,19 @@ class Engine:
         return not self._closed and self._failure is None
 
     def add(self, request_id: str, prompt: Sequence[int], sampling: SamplingParams, priority: int = 0) -> None:
-        """Queue a request; the arguments are those of ``Scheduler.add``.
+        """Queue a request; the arguments are those of ``Scheduler.add``, and ``sampling`` has a seed if it draws.
 
         Raises:
-            RequestError: it cannot be served, see ``Scheduler.add``, or the engine takes no more; nothing was queued.
+            RequestError: it cannot be served, see ``Scheduler.add``, its step would be refused, or the engine takes no
+                more; nothing was queued.
         """
         self.require_usable()
-        self._scheduler.add(request_id, prompt, sampling, priority)
+        self._scheduler.check(request_id, prompt, sampling, priority)
+        try:
+            request = self._runner.check_request(NewRequest(request_id, tuple(prompt), len(prompt), sampling))
+        except RunnerError as error:
+            raise RequestError(error.subject, error.rule, error.reason, error.remedy) from error
+        self._scheduler.add(request_id, request.token_ids, request.sampling, priority)
 
     def abort(self, request_id: str) -> None:
         """End a request now, with what has arrived; one that has ended or is unknown is left alone."""

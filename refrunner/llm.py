@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import TracebackType
 from typing import Any
 
 from .api import LogitsFault, SamplingParams, TokenLogprobs
 from .config import RunnerConfig
 from .engine import Engine
-from .errors import ConfigurationError, RequestError
+from .errors import ConfigurationError, RequestError, shown
 from .grammar.compiler import GrammarCompiler
 from .grammar.spec import dead_end
 from .kv_groups import KVGroups
@@ -125,6 +125,7 @@ class LLM:
         Raises:
             RunnerError: the model cannot be loaded, or does not fit the configuration.
         """
+        _require_one_source(config, max_model_len, settings)
         checkpoint = load_checkpoint(reference)
         config = config or default_config(checkpoint, max_model_len, **settings)
         draft = load_draft(draft_model, checkpoint, head=config.speculation == "eagle")
@@ -238,7 +239,18 @@ class TokenStream(Iterator[Delta]):
         return self._arrived.pop(0)
 
     def abort(self, index: int) -> None:
-        """End the request of a prompt now, with what has arrived."""
+        """End the request of a prompt now, with what has arrived; one that has ended is left alone.
+
+        Raises:
+            RequestError: there is no such prompt.
+        """
+        if index not in range(len(self._requests)):
+            raise RequestError(
+                f"abort({shown(index)})",
+                f"it is the index of one of the stream's {len(self._requests)} prompts",
+                "another prompt's request would end, or none",
+                "Delta.index of a delta that this stream has returned",
+            )
         self._engine.abort(self._requests[index].request_id)
 
     def close(self) -> None:
@@ -316,6 +328,20 @@ def _grammar_compiler(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> Gr
             "LLM.from_model(), which loads the tokenizer, or grammars=False",
         )
     return GrammarCompiler(tokenizer.vocabulary(), checkpoint.config.vocab_size)
+
+
+def _require_one_source(config: RunnerConfig | None, max_model_len: int | None, settings: Mapping[str, Any]) -> None:
+    """Refuse settings that nobody would read."""
+    given = {**({} if max_model_len is None else {"max_model_len": max_model_len}), **settings}
+    known = {field.name for field in fields(RunnerConfig)}
+    unread = [name for name in given if config is not None or name not in known]
+    if unread:
+        raise ConfigurationError(
+            f"LLM.from_model({', '.join(f'{name}={shown(given[name])}' for name in unread)})",
+            "settings are fields of RunnerConfig, and come beside a config only inside it",
+            "they would be ignored, and the runner would not be the one that was asked for",
+            "config=RunnerConfig(...) alone, or its fields alone; they are " + ", ".join(sorted(known)),
+        )
 
 
 def _text(tokenizer: Tokenizer | None, request: TrackedRequest) -> str:

@@ -10,7 +10,8 @@ the download of the result, 10. advance the state on the device. Steps 4 to 10 o
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -18,7 +19,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from .api import Handle, InvariantViolation, Step
+from .api import Handle, InvariantViolation, NewRequest, Step
 from .async_output import AsyncOutput, EmptyOutput
 from .attention.interface import AttentionBackend
 from .block_upkeep import BlockHolders, BlockUpkeep, places_of
@@ -121,6 +122,7 @@ class ModelRunner:
         self._upkeep = BlockUpkeep(config, (self._attention, *(self._proposer.caches if self._proposer else ())))
         self._turn = threading.Lock()
         self._closed = False
+        self._failure: str | None = None
 
     @property
     def _draft_config(self) -> LlamaConfig | None:
@@ -182,10 +184,32 @@ class ModelRunner:
             self._require_open()
             self.batch = None
             step = self._checked(step)
-            with self._device.on_main_stream(), fresh_memory(self.config.poison):
+            with self._device.on_main_stream(), fresh_memory(self.config.poison), self._last_if_it_breaks_off():
                 return self._enqueue(step)
         finally:
             self._turn.release()
+
+    @contextmanager
+    def _last_if_it_breaks_off(self) -> Iterator[None]:
+        """Scope of the changes of a step: host and device may disagree on a request if they are left half done."""
+        try:
+            yield
+        except BaseException as error:
+            self._failure = type(error).__name__
+            raise
+
+    def check_request(self, request: NewRequest) -> NewRequest:
+        """Whether some step could bring this request; nothing changes.
+
+        Returns:
+            the request in plain Python values.
+
+        Raises:
+            StepError: what any step would be refused for that has it in ``Step.new``.
+        """
+        request = self._checker.check_request(request)
+        self._grammar.check_request(request)
+        return request
 
     def invariants(self) -> list[InvariantViolation]:
         """Check the bookkeeping against the device; synchronises."""
@@ -209,6 +233,13 @@ class ModelRunner:
                 "execute() after close()",
                 "a closed runner takes no more steps",
                 "its memory is given back, so a step would have nothing to work on",
+                "a new ModelRunner; results of earlier steps can still be taken from their handles",
+            )
+        if self._failure is not None:
+            raise StepError(
+                f"execute() after {self._failure}",
+                "a step that broke off in the middle was the last",
+                "rows, blocks or staged writes of its requests may be half changed, and their tokens would be wrong",
                 "a new ModelRunner; results of earlier steps can still be taken from their handles",
             )
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from .api import LogitsFault, NewRequest, SamplingParams, Step, StepOutput, TokenLogprobs
 from .config import RunnerConfig
-from .errors import RequestError
+from .errors import RequestError, shown
 from .kv_cache_manager import KVCacheManager, PrefixCacheStats, RequestBlocks
 from .kv_groups import FULL_ATTENTION
 
@@ -218,15 +218,25 @@ class Scheduler:
                 ``RunnerConfig.scheduling`` ``"priority"``.
 
         Raises:
-            RequestError: empty, too long for the context or the pool, or its id is taken; nothing was queued.
+            RequestError: empty, too long for the context or the pool, of the wrong types, or its id is taken; nothing
+                was queued.
         """
-        self._check_prompt(request_id, len(prompt), sampling)
+        self.check(request_id, prompt, sampling, priority)
         turn = (priority if self._config.scheduling == "priority" else 0, self._num_arrivals)
         blocks = self._blocks.nothing_held()
         request = TrackedRequest(request_id, len(prompt), sampling, list(prompt), turn, blocks)
         self._num_arrivals += 1
         self.requests[request_id] = request
         insort(self._waiting, request, key=_turn)
+
+    def check(self, request_id: str, prompt: Sequence[int], sampling: SamplingParams, priority: int = 0) -> None:
+        """Raise what ``add`` would; nothing is queued.
+
+        Raises:
+            RequestError: see ``add``.
+        """
+        _check_types(request_id, prompt, sampling, priority)
+        self._check_prompt(request_id, len(prompt), sampling)
 
     def abort(self, request_id: str) -> None:
         """End a request now; its tokens in flight are dropped. Unknown and finished ones are left alone."""
@@ -450,6 +460,19 @@ class Scheduler:
                 f"it needs {needed} KV blocks and the pool has {self._blocks.pool.capacity}",
                 "alone in the pool it would preempt itself for ever",
                 f"num_kv_blocks={needed + 1} or more, or a smaller max_tokens",
+            )
+
+
+def _check_types(request_id: object, prompt: object, sampling: object, priority: object) -> None:
+    kinds = {"prompt": (prompt, Sequence), "sampling": (sampling, SamplingParams), "priority": (priority, int)}
+    for name, (value, kind) in {"request_id": (request_id, str), **kinds}.items():
+        mistaken = (bool, str, bytes) if name == "prompt" else bool
+        if not isinstance(value, kind) or isinstance(value, mistaken):
+            raise RequestError(
+                f"request {shown(request_id)} with {name}={shown(value)}",
+                f"it must be of type {kind.__name__}, and a prompt holds token ids",
+                "it is looked at again in every step, and an error there would end everybody's requests",
+                "Engine.add('a', [1, 2], SamplingParams()); LLM.generate takes texts",
             )
 
 

@@ -10,7 +10,7 @@ from .block_check import BlockCheck
 from .config import NULL_BLOCK, RunnerConfig
 from .errors import StepError
 from .kv_groups import FULL_ATTENTION, blocks_below_window
-from .step_types import plain_step
+from .step_types import plain_request, plain_step
 
 
 class StepChecker:
@@ -72,6 +72,19 @@ class StepChecker:
             known = total[name] + step.drafts.get(name, 0)
             self._check_span(name, count, computed[name], known, min(held[name]))
         return step
+
+    def check_request(self, request: NewRequest) -> NewRequest:
+        """Raise if no step could bring this request, whatever else is live.
+
+        Returns:
+            the request in plain Python values.
+
+        Raises:
+            StepError: names the rule.
+        """
+        request = plain_request(request)
+        self._check_tokens(request)
+        return request
 
     def _require_live(self, names: Iterable[str], live: Iterable[str]) -> None:
         known = set(live)

@@ -27,7 +27,7 @@ def plain_step(step: object) -> Step:
     return Step(
         finished=tuple(_request_id(name, "Step.finished") for name in _sequence(finished, "Step.finished")),
         preempted=tuple(_request_id(name, "Step.preempted") for name in _sequence(preempted, "Step.preempted")),
-        new=tuple(_plain_request(request) for request in _sequence(new, "Step.new")),
+        new=tuple(plain_request(request) for request in _sequence(new, "Step.new")),
         scheduled=_counts(scheduled, "Step.scheduled"),
         new_blocks={
             name: tuple(_whole_numbers(group, f"Step.new_blocks[{shown(name)}]") for group in groups)
@@ -44,7 +44,12 @@ def plain_step(step: object) -> Step:
     )
 
 
-def _plain_request(request: object) -> NewRequest:
+def plain_request(request: object) -> NewRequest:
+    """The same request of plain values; see ``plain_step``.
+
+    Raises:
+        StepError: a part is missing or of the wrong type.
+    """
     name, token_ids, prompt_len, sampling, computed = _parts(request, NewRequest, "new request")
     name = _request_id(name, "NewRequest.request_id")
     return NewRequest(

@@ -65,6 +65,14 @@ class GrammarStage:
                 known = self._prompt_len[name] + self._matchers[name].num_tokens + len(step.arrived.get(name, ()))
                 _require_known(name, known, total[name] - step.verified.get(name, (0, 0))[1])
 
+    def check_request(self, request: NewRequest) -> None:
+        """Raise if a request's grammar cannot be read, or does not allow what it has generated before.
+
+        Raises:
+            StepError: names the rule.
+        """
+        self._enter(request)
+
     def change(self, step: Step) -> None:
         """Take the requests that enter, forget those that leave, and move on by the tokens that have arrived."""
         for name in (*step.finished, *step.preempted, *(request.request_id for request in step.new)):
@@ -163,15 +171,23 @@ class NoGrammars:
             StepError: one has.
         """
         for request in step.new:
-            if request.sampling.grammar is not None:
-                raise StepError(
-                    f"new request {request.request_id!r} with a grammar",
-                    "this runner was made without grammars",
-                    "memory for masks is allocated at start, and a grammar that is ignored gives text that breaks it",
-                    "RunnerConfig(grammars=True), or SamplingParams(grammar=None)",
-                )
+            self.check_request(request)
         for name in (*step.arrived, *step.draft_tokens):
             raise _no_grammar(name)
+
+    def check_request(self, request: NewRequest) -> None:
+        """Raise if the request has a grammar.
+
+        Raises:
+            StepError: it has.
+        """
+        if request.sampling.grammar is not None:
+            raise StepError(
+                f"new request {request.request_id!r} with a grammar",
+                "this runner was made without grammars",
+                "memory for masks is allocated at start, and a grammar that is ignored gives text that breaks it",
+                "RunnerConfig(grammars=True), or SamplingParams(grammar=None)",
+            )
 
     def change(self, step: Step) -> None:
         """Nothing to keep."""

@@ -188,10 +188,13 @@ def _top_k(row: Row, kept: Kept, k: int, slack: float) -> Kept:
 
 
 def _top_p(row: Row, kept: Kept, share: float, slack: float) -> Kept:
-    weight, error, spread = np.exp(row - row.max()), top_p_error(row), math.exp(2 * slack)
+    weight, error = np.exp(row - row.max()), top_p_error(row)
+    with np.errstate(over="ignore"):  # logits over the smallest temperature: nothing is certain of their ratios then
+        spread = np.exp(2 * slack)
     least = _sums_above(row, row + 2 * slack, kept.surely, weight) / weight[kept.possibly].sum() / spread
     most = _sums_above(row, row - 2 * slack, kept.possibly, weight) - (slack > 0) * weight
-    certain = most * spread < (share - error) * weight[kept.surely].sum()
+    with np.errstate(invalid="ignore"):  # 0 times infinity, and the line below says what 0 means
+        certain = most * spread < (share - error) * weight[kept.surely].sum()
     # With nothing above it, a token is kept whatever the share.
     return Kept(kept.surely & (certain | (most <= 0)), kept.possibly & ((least < share + error) | (least <= 0)))
 

@@ -30,6 +30,8 @@ BAD_WORD_COLUMNS = 2 * MAX_BAD_WORDS + 1 + MAX_BAD_WORD_TOKENS
 EVERY_STAGE = kernels.ALLOWED.value | kernels.BIAS.value | kernels.MIN_TOKENS.value | kernels.PENALTIES.value
 EVERY_STAGE |= kernels.BAD_WORDS.value | kernels.FILTERS.value
 
+# Of int32. No sequence is that long, so a minimum beyond it is never reached either.
+LARGEST_LENGTH = 2**31 - 1
 # Above 0, or it would read as greedy; so high that whoever draws with it gets almost any token.
 POISON_TEMPERATURE = 1000.0
 POISON_SEED = -1
@@ -108,7 +110,7 @@ class SamplingTables:
             stages,
             sampling.top_k or self._vocab_size,
             request.prompt_len,
-            request.prompt_len + sampling.min_tokens,
+            min(request.prompt_len + sampling.min_tokens, LARGEST_LENGTH),
             len(sampling.logit_bias),
             len(sampling.stop_token_ids),
             _wanted(sampling.logprobs, bool(sampling.logprob_token_ids)),

@@ -148,6 +148,17 @@ def test_slack_covers_every_error_of_its_size(params):
     assert narrowed  # the two sets say something
 
 
+@pytest.mark.parametrize("slack", [400.0, 1e6])
+def test_a_slack_beyond_float64_leaves_nothing_certain_but_a_token_alone(slack):
+    """Logits over the smallest temperature: e to the slack is no number any more."""
+    row = np.array([3.0, 2.0, -np.inf, -3 * slack])
+    kept = filtered(row, SamplingParams(top_p=0.5), slack)
+    assert kept.possibly.tolist() == [True, True, False, True]
+    assert kept.surely.tolist() == [False] * 4
+    alone = filtered(np.array([3.0, -5 * slack]), SamplingParams(top_p=0.5), slack)
+    assert alone.surely.tolist() == [True, False]
+
+
 def test_the_error_of_top_p_is_small():
     assert 2.0**-20 < max(map(top_p_error, rows())) < 1e-5
 

@@ -8,7 +8,7 @@ import torch
 
 from mrv2.checks import triton_cpu
 from mrv2.checks.virtual import virtual_device
-from mrv2.refrunner.api import SamplingParams
+from mrv2.refrunner.api import Grammar, SamplingParams
 from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.errors import ConfigurationError, RequestError
 from mrv2.refrunner.llm import LLM, default_config
@@ -251,6 +251,47 @@ def test_a_stop_token_that_the_model_cannot_draw_is_refused(llm, each):
     llm.generate([[5]], SamplingParams(stop_token_ids=(255,), max_tokens=1))
 
 
+BAD_ADDITIONS = {
+    "id beyond the vocabulary": (("a", [256], SamplingParams()), "token id 256"),
+    "fraction": (("a", [1.5], SamplingParams()), "1.5"),
+    "text": (("a", "abc", SamplingParams()), "prompt='abc'"),
+    "bytes": (("a", b"abc", SamplingParams()), "prompt=b'abc'"),
+    "name": ((5, [1], SamplingParams()), "request_id=5"),
+    "no parameters": (("a", [1], None), "sampling=None"),
+    "priority": (("a", [1], SamplingParams(), "high"), "priority='high'"),
+    "draw without a seed": (("a", [1], SamplingParams(temperature=0.5)), "it has no seed"),
+    "stop token": (("a", [1], SamplingParams(stop_token_ids=(256,))), "token id 256"),
+    "grammar": (("a", [1], SamplingParams(grammar=Grammar("regex", "a+"))), "made without grammars"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ADDITIONS)
+def test_what_the_runner_would_refuse_never_reaches_the_others(llm, case):
+    arguments, words = BAD_ADDITIONS[case]
+    stream = llm.stream([[5, 6, 7]], SamplingParams(max_tokens=3))
+    with pytest.raises(RequestError, match=words) as caught:
+        llm._engine.add(*arguments)
+    assert all((caught.value.subject, caught.value.rule, caught.value.reason, caught.value.remedy))
+    assert len(list(stream)) == 3
+    assert is_idle(llm)
+
+
+def test_a_minimum_that_no_sequence_reaches(llm):
+    (free,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=6))
+    patient = SamplingParams(max_tokens=2**40, min_tokens=2**40, stop_token_ids=free.token_ids[:1])
+    (completion,) = llm.generate([[5, 6, 7]], patient)
+    assert (len(completion.token_ids), completion.finish_reason) == (45, "length")
+    assert free.token_ids[0] not in completion.token_ids
+
+
+@pytest.mark.parametrize("index", [-1, 2, "0"])
+def test_no_prompt_of_that_index(llm, index):
+    with llm.stream([[5], [6]]) as stream, pytest.raises(RequestError, match="2 prompts") as caught:
+        stream.abort(index)
+    assert all((caught.value.subject, caught.value.rule, caught.value.reason, caught.value.remedy))
+    assert is_idle(llm)
+
+
 def test_text_needs_a_tokenizer(checkpoint):
     llm = LLM(checkpoint, CONFIG)
     with pytest.raises(RequestError, match="no tokenizer"):
@@ -320,6 +361,20 @@ def test_from_model_loads_model_and_tokenizer():
     with LLM.from_model("tiny") as llm:
         (completion,) = llm.generate(["The capital"], SamplingParams(max_tokens=3))
     assert len(completion.token_ids) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"config": CONFIG, "max_model_len": 7}, "max_model_len=7"),
+        ({"config": CONFIG, "speculation": "ngram", "poison": True}, "speculation='ngram', poison=True"),
+        ({"max_model_length": 7}, "max_model_length=7"),
+    ],
+)
+def test_settings_that_nobody_would_read(given, words):
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        LLM.from_model("tiny", **given)
+    assert all((caught.value.subject, caught.value.rule, caught.value.reason, caught.value.remedy))
 
 
 def joined(deltas, index):

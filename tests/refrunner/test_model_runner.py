@@ -395,6 +395,28 @@ def test_a_step_that_failed_leaves_the_turn_to_the_next(decoding):
     assert decoding.execute(Step(finished=("a",))).result() == StepOutput({}, {})
 
 
+class Interrupted(BaseException):
+    """Stands for Ctrl-C."""
+
+
+@pytest.mark.parametrize("error", [Interrupted, RuntimeError])
+@pytest.mark.parametrize("place", ["_change_requests", "_forward", "_post_update"])
+def test_a_step_that_broke_off_was_the_last(decoding, monkeypatch, error, place):
+    def fail(*arguments):
+        raise error("now")
+
+    pending = decoding.execute(Step(scheduled={"a": 1}))
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding, place, fail)
+        with pytest.raises(error, match="now"):
+            decoding.execute(Step(scheduled={"b": 1}))
+    with pytest.raises(StepError, match=f"after {error.__name__}") as caught:
+        decoding.execute(Step(scheduled={"b": 1}))
+    assert all((caught.value.subject, caught.value.rule, caught.value.reason, caught.value.remedy))
+    assert len(pending.result().token_ids["a"]) == 1
+    decoding.close()
+
+
 def test_a_step_leaves_the_mode_of_the_thread_alone(decoding):
     decoding.execute(Step(scheduled={"a": 1}))
     assert not torch.is_inference_mode_enabled()

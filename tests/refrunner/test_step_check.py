@@ -77,6 +77,16 @@ REFUSED = {
     "draw without a seed": Refused(Step(new=(new("c", temperature=0.5),)), "'c' at temperature 0.5: it has no seed"),
     "computed below zero": Refused(Step(new=(new("c", computed=-1),)), "num_computed_tokens=-1"),
     "all computed": Refused(Step(new=(new("c", computed=5),)), "num_computed_tokens=5"),
+    "a request without a name, and another's block": Refused(
+        Step(finished=("b",), new=(new(""), new("c")), new_blocks={"": blocks(9), "c": blocks(9)}),
+        "new block 9 of request 'c'",
+    ),
+    "a request without a name gets a block twice": Refused(
+        Step(new=(new(""),), new_blocks={"": blocks(9, 9)}), "new block 9 of request ''"
+    ),
+    "a request without a name shares a block twice": Refused(
+        Step(new=(new("", 9, computed=8),), new_blocks={"": blocks(9, 9)}), "new block 9 of request ''"
+    ),
     "too many live requests": Refused(
         Step(new=(new("c"), new("d")), scheduled={"c": 5}, new_blocks={"c": blocks(7, 8)}), "4 live requests"
     ),
