@@ -57,13 +57,13 @@ def prepare_draft_inputs(
         length = tl.load(num_computed_ptr + row)
         if emitted > 0:
             length = tl.load(total_len_ptr + row) + ahead
-        alive = (emitted > 0) | (ahead == 0)
+        limit = tl.where((emitted > 0) | (ahead == 0), max_model_len, 0)
         num_blocks = tl.load(num_blocks_ptr + request)
         for done in range(0, end - start, BLOCK):
             lane = done + tl.arange(0, BLOCK)
             inside = lane < end - start
             position = length - (end - start) + lane
-            known = inside & alive & (position < max_model_len)
+            known = inside & (position < limit)
             token = tl.load(token_ids_ptr + row * token_ids_stride + position, mask=known, other=0)
             place = position // BLOCK_SIZE
             kept = known & (place < num_blocks)
@@ -115,8 +115,9 @@ def states_before(
     for lane in range(count):
         before = computed - count + lane - 1
         source = hidden_ptr + (first_lane + before).to(tl.int64) * width
-        state = tl.load(source + column, mask=inside & (before >= 0), other=0.0)
-        earlier = tl.load(kept_ptr + row * width + column, mask=inside & (before < 0) & (enters == 0), other=0.0)
+        state = tl.load(source + column, mask=column < tl.where(before >= 0, width, 0), other=0.0)
+        known = tl.where((before < 0) & (enters == 0), width, 0)
+        earlier = tl.load(kept_ptr + row * width + column, mask=column < known, other=0.0)
         out = out_ptr + (start + lane).to(tl.int64) * width
         tl.store(out + column, tl.where(before >= 0, state, earlier), mask=inside)
 

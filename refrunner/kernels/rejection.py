@@ -283,7 +283,8 @@ def accept_by_chance(
                     mass = tl.load(mass_ptr + first + place + 1)
                     chance = tl.where(weight >= 1.0, 1.0, mass / (mass + 1.0 - weight))
             purpose = PURPOSE_ACCEPT + OFFSET_UNIT * place
-            acceptable = tl.sum(((chance >= 1.0) | (uniform(seed, total + place, purpose) < chance)).to(tl.int32), 0)
+            lucky = tl.sum((uniform(seed, total + place, purpose) < chance).to(tl.int32), 0)
+            acceptable = tl.where(chance >= 1.0, 1, lucky)
             if IN_BLOCKS:
                 accepted = tl.where(acceptable != 0, place + 1, accepted)
             else:

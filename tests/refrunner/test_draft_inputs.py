@@ -1,6 +1,7 @@
 """What a draft model computes: tokens, positions, slots and states of its lanes, against a plain account of them."""
 
 import random
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -53,10 +54,22 @@ def starts(lengths):
     return ints([sum(lengths[:index]) for index in range(len(lengths) + 1)])
 
 
-@pytest.mark.parametrize(("ahead", "lanes", "padding"), [(0, None, 0), (0, 2, 3), (2, 1, 2)])
-def test_tokens_positions_and_slots(ahead, lanes, padding):
+@contextmanager
+def running(interpreted):
+    """Kernels compiled for the CPU, with every access checked; or in Triton's interpreter. Yields seeds to try."""
+    if interpreted:
+        yield range(2)
+        return
     with triton_cpu.enabled() as session:
-        for seed in range(25):
+        yield range(30)
+    assert session.findings == []
+
+
+@pytest.mark.parametrize("interpreted", [False, True])
+@pytest.mark.parametrize(("ahead", "lanes", "padding"), [(0, None, 0), (0, 2, 3), (2, 1, 2)])
+def test_tokens_positions_and_slots(ahead, lanes, padding, interpreted):
+    with running(interpreted) as seeds:
+        for seed in seeds:
             case = Case(seed, lanes)
             table = torch.randint(1, 99, (case.count + padding, BLOCKS), dtype=torch.int32)
             tokens = torch.randint(0, 99, (ROWS, LENGTH), dtype=torch.int32)
@@ -87,13 +100,13 @@ def test_tokens_positions_and_slots(ahead, lanes, padding):
             assert list(zip(ids.tolist(), positions.tolist(), slots.tolist(), strict=True)) == expected, seed
             assert lengths.tolist() == [*case.ends(ahead), *[0] * padding]
             assert bounds.tolist() == [*starts(case.lanes).tolist(), *[sum(case.lanes)] * padding]
-    assert session.findings == []
 
 
-def test_states_are_those_of_the_token_before():
+@pytest.mark.parametrize("interpreted", [False, True])
+def test_states_are_those_of_the_token_before(interpreted):
     """The state of position p of the request in row r is 100 r + p, in every column; the one before the first is 0."""
-    with triton_cpu.enabled() as session:
-        for seed in range(40):
+    with running(interpreted) as seeds:
+        for seed in seeds:
             case = Case(seed)
             hidden, kept = [], torch.full((ROWS, WIDTH), float("nan"))
             for row, before, length, enters in zip(
@@ -118,4 +131,3 @@ def test_states_are_those_of_the_token_before():
             assert out.tolist() == [[value] * WIDTH for value in expected], seed
             for row, computed in zip(case.rows, case.computed, strict=True):
                 assert kept[row].tolist() == [100.0 * row + computed - 1] * WIDTH
-    assert session.findings == []

@@ -152,3 +152,16 @@ def test_a_greedy_request_accepts_what_it_would_draw():
     assert drawn.drafts.tolist() == [draft.argmax(axis=1).tolist()] * 4
     expected = oracle.accept_equal(best, drawn.drafts[0].tolist())
     assert [token for token in drawn.emitted[0].tolist() if token >= 0] == list(expected)
+
+
+@pytest.mark.parametrize("verification", ["token", "block"])
+def test_interpreted_kernels_decide_the_same(verification):
+    random = np.random.default_rng(3)
+    target, draft = (random.normal(size=(rows, 11)).astype(np.float32) * 2 for rows in (3, 2))
+    asked = (target, draft, np.array([1, 0.5, 0, 0.8], np.float32), *keys(4)[1:])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        interpreted = ReferenceSpeculation(verification).speculate(*asked)
+    with triton_cpu.enabled():
+        compiled = ReferenceSpeculation(verification).speculate(*asked)
+    assert interpreted.drafts.tolist() == compiled.drafts.tolist()
+    assert interpreted.emitted.tolist() == compiled.emitted.tolist()
