@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from hypothesis import strategies as st
@@ -24,12 +24,13 @@ from mrv2.refrunner.api import Grammar, SamplingParams
 from .script import Arrive
 from .script_driver import smallest_pool
 
+Drawn = TypeVar("Drawn")
 MAX_MODEL_LEN = 48
 LONGEST_PROMPT, LONGEST_OUTPUT = 40, 12
 #: Texts that prompts are the beginnings of, so that some share a prefix and some do not.
 TEXTS = 3
-#: Knobs that a case turns at most; two faults seldom need more, and most settings go together in twos.
-KNOBS_AT_ONCE = 4
+#: Of so many knobs one is turned: with fifteen of them three in a case, and most settings go together in twos.
+ONE_KNOB_IN = 5
 DEVIATIONS = 6
 #: A step of a small runner has about 40 moments; a later one than the run has does nothing.
 LAST_MOMENT = 1500
@@ -69,10 +70,15 @@ def settings_of(knobs: Mapping[str, Knob], groups: int = 1) -> SearchStrategy[di
 
 def turned(knobs: Mapping[str, Knob]) -> SearchStrategy[dict[str, JSON]]:
     """A few knobs, each with a value that is not its default."""
-    choices = [(name, value) for name, knob in sorted(knobs.items()) for value in knob.values[1:]]
-    if not choices:
-        return st.just({})
-    return st.lists(st.sampled_from(choices), max_size=KNOBS_AT_ONCE, unique_by=lambda choice: choice[0]).map(dict)
+    # Not a list of knobs: those that are drawn first would be the same few.
+    each = {
+        name: st.sampled_from((*[knob.values[0]] * (ONE_KNOB_IN - 1) * (len(knob.values) - 1), *knob.values[1:]))
+        for name, knob in sorted(knobs.items())
+        if len(knob.values) > 1
+    }
+    return st.fixed_dictionaries(each).map(
+        lambda drawn: {name: value for name, value in drawn.items() if value != knobs[name].values[0]}
+    )
 
 
 def _settings(groups: int, capacities: dict[str, JSON], spare: int, knobs: dict[str, JSON]) -> dict[str, JSON]:
@@ -85,7 +91,12 @@ def schedules() -> SearchStrategy[Schedule | None]:
     numbered = st.builds("{}:{}".format, st.sampled_from(NUMBERED_BASES), st.integers(0, 99))
     bases = st.one_of(st.sampled_from(BASES), numbered)
     virtual = st.builds(Schedule, bases, deviations=st.lists(decisions(), max_size=DEVIATIONS).map(_sorted))
-    return st.one_of(st.none(), virtual, virtual)
+    return weighted(st.none(), virtual, virtual)
+
+
+def weighted(*strategies: SearchStrategy[Drawn]) -> SearchStrategy[Drawn]:
+    """One of them, each as often as it is named; ``one_of`` drops what it has already."""
+    return st.sampled_from(strategies).flatmap(lambda strategy: strategy)
 
 
 def _sorted(deviations: Sequence[Decision]) -> tuple[Decision, ...]:
@@ -122,10 +133,10 @@ def arrivals(vocab_size: int, allowed: Callable[[str], bool] = _all, grammars: b
         prompt = _text(vocab_size, text)[:length]
         return Arrive(prompt, sampling, priority, continues)
 
-    continued = st.one_of(st.none(), st.none(), st.integers(0, 3)) if allowed("continues") else st.none()
+    continued = st.sampled_from((*[None] * 8, 0, 1, 2, 3)) if allowed("continues") else st.none()
     lengths = st.one_of(st.integers(1, 6), st.integers(1, LONGEST_PROMPT))
     plain = sampling_params(vocab_size, allowed)
-    sampling = st.one_of(plain, plain, under_grammars(vocab_size, allowed)) if grammars else plain
+    sampling = weighted(plain, plain, plain, under_grammars(vocab_size, allowed)) if grammars else plain
     return st.builds(build, st.integers(0, TEXTS - 1), lengths, sampling, st.integers(0, 2), continued)
 
 

@@ -77,6 +77,23 @@ def test_a_machine_draws_what_it_says_and_is_silent_about_a_runner_that_is_right
     assert any(script.schedule and script.schedule.deviations for script in seen)
 
 
+def test_whatever_a_target_has_is_drawn_within_a_hundred_cases():
+    seen = []
+
+    class Machine(Playing):
+        @staticmethod
+        def judge(script):
+            seen.append(script)
+            return clean(script)
+
+    chosen = settings(QUICK, max_examples=100, stateful_step_count=4)
+    run_state_machine_as_test(machine_of(TARGET, "refrunner", ("tiny",), Machine), settings=chosen)
+    turned = {(name, value) for script in seen for name, value in script.settings.items() if name in TARGET.knobs}
+    assert {name for name, _ in turned} == set(TARGET.knobs)
+    assert ("graph_mode", "full") in turned
+    assert len([script for script in seen if script.relation]) < len(seen) / 3
+
+
 def test_hypothesis_shrinks_requests_and_schedule_together():
     class Machine(Playing):
         # Little else to draw: each run takes ten milliseconds, and the shrinker needs hundreds.
