@@ -149,6 +149,8 @@ class AffordableDistribution:
             return rows
         missing = [_not_drawn(row_plan) for row_plan in self.left_out if plan.wants(row_plan.row.name)]
         shown = [text for text in (*rows.could_have_missed, *pairs.could_have_missed) if text not in _OF_A_HALF]
+        if self.rows[1] < plan.vocab_size:
+            shown.insert(0, f"{NARROW_ROWS} {self.rows[1]:,} tokens; drawing from wider ones often would take too long")
         return LayerResult(
             self.name,
             (*rows.tests, *pairs.tests, *missing),
@@ -158,6 +160,7 @@ class AffordableDistribution:
         )
 
 
+NARROW_ROWS = "what shows only in rows of more than"
 _OF_A_HALF = ("noise shared between keys: no pairs were drawn", "missing tails: no cliff was drawn")
 
 

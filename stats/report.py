@@ -14,6 +14,7 @@ from mrv2.checks.findings import RunVerdict
 from .audit import NO_TIME, AuditReport
 from .decision import JudgedTest
 from .layers import LayerResult
+from .profiles import NARROW_ROWS
 from .replay_layer import ReplayResult
 
 LINES = 24
@@ -174,6 +175,8 @@ def _resolution(report: AuditReport) -> Iterator[str]:
     replayed = [test.first.could_see for test in tests if test.layer == "replay"]
     if replayed:
         yield f"a fault that changes fewer than one draw in {1 / min(replayed):,.0f}, unless it shows in another layer"
+    for result in report.audit.results:
+        yield from (text for text in result.could_have_missed if text.startswith(NARROW_ROWS))
     gaps = [gap for test in tests if (gap := _gap(test)) is not None]
     if gaps:
         yield f"tokens more than {max(gaps):g} nats below the best ({_rarity(max(gaps))} less likely)"

@@ -23,6 +23,8 @@ from ..targets import NoiseTarget, SamplerTarget
 _LARGEST_PADDING = 1024
 _MOST_TOKENS = 2_000_000  # draws of a row that are looked at one by one
 _LANES = 16
+_KEYS = 2**20  # random keys whose noise is compared: 128 pairs if 32 bits tell them apart
+_FEWEST_PAIRS = 8
 _TELLING = 25.0  # expected draws from which on a tail is shown as the example
 
 
@@ -133,8 +135,7 @@ def noise_causes(failed: Sequence[JudgedTest], target: object) -> list[Cause]:
     tests = {test.first.name: test.first for test in failed if test.layer == "noise"}
     causes = []
     if "no two keys have the same noise" in tests:
-        test = tests["no two keys have the same noise"]
-        causes.append(_duplicates_cause(int(test.result.statistic), test.result.draws))
+        causes.append(_duplicates_cause(tests["no two keys have the same noise"].evidence, target))
     tails = [test for name, test in tests.items() if name.startswith("mass of a tail")]
     if tails and isinstance(target, NoiseTarget):
         worst = max(tails, key=lambda test: abs(float(str(test.evidence["relative error"]))))
@@ -154,15 +155,31 @@ def noise_causes(failed: Sequence[JudgedTest], target: object) -> list[Cause]:
     return causes
 
 
-def _duplicates_cause(pairs: int, keys: int) -> Cause:
-    """Pairs among n keys of b bits come n**2 / 2**(b+1) times."""
-    bits = math.log2(keys**2 / (2.0 * pairs))
-    exact = "32" if abs(bits - 32) < 1.5 else f"about {bits:.0f}"
+def _duplicates_cause(evidence: Mapping[str, JSON], target: object) -> Cause:
+    """Random keys tell the size of the state: pairs among n keys of b bits come n**2 / 2**(b + 1) times."""
+    pairs = _pairs_of_random_keys(target) if isinstance(target, NoiseTarget) else 0
+    if pairs >= _FEWEST_PAIRS:
+        bits = math.log2(_KEYS**2 / (2.0 * pairs))
+        return Cause(
+            f"row state of {bits:.0f} bits",
+            f"{pairs} pairs of {_KEYS:,} random keys have the same noise, as a state of 2^{bits:.1f} values gives",
+            "carry 64 bits of seed and position into the noise of each token",
+        )
+    examples = evidence.get("examples")
     return Cause(
-        f"row state of {exact} bits",
-        f"{pairs} pairs of {keys:,} keys have the same noise for every token, as a state of 2^{bits:.1f} values gives",
-        "carry 64 bits of seed and position into the noise of each token",
+        "different keys have the same noise",
+        f"for example {examples}" if examples else "see the test",
+        "feed every bit of seed, position and purpose into the noise",
     )
+
+
+def _pairs_of_random_keys(target: NoiseTarget) -> int:
+    """Keys with random seeds, at positions that requests reach, whose noise of two tokens equals another's."""
+    random = np.random.default_rng(3)
+    seeds, positions = random.integers(0, 2**64, _KEYS, dtype=np.uint64), random.integers(0, 2**24, _KEYS)
+    first, second = (target.words(seeds, positions, np.array([token])) for token in (3, 1021))
+    rows = np.stack([first, second], axis=1)
+    return _KEYS - len(np.unique(rows, axis=0))
 
 
 def _change(error: float) -> str:

@@ -1,6 +1,8 @@
 """Whole audits: each planted fault is caught and named, correct samplers pass, errors of a sampler are findings."""
 
+import dataclasses
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -10,9 +12,12 @@ from mrv2.fuzz.targets.plain_samplers import CallableSampler, multinomial_sample
 from mrv2.stats import audit as audits
 from mrv2.stats.assertion import SamplerIncorrectError, assert_sampler_correct
 from mrv2.stats.audit import NO_TIME, audit, settings
+from mrv2.stats.distribution_layer import DistributionLayer
 from mrv2.stats.errors import ArgumentError
+from mrv2.stats.layers import AuditPlan, Silent
 from mrv2.stats.planted.clean import CleanSampler
 from mrv2.stats.planted.faults import PLANTED, TokensOnly
+from mrv2.stats.profiles import NARROW, layers_of, profile_of
 from mrv2.stats.report import LINES, WIDTH, screen
 
 SMALL = 5003
@@ -54,6 +59,19 @@ def test_a_slow_sampler_is_inconclusive_and_says_what_it_missed():
     report = run(SLOW, "distribution", seconds=1e-3)
     assert report.verdict is RunVerdict.INCONCLUSIVE
     assert any(line.startswith("  - rare tokens, 12.5 nats") for line in screen(report))
+
+
+def test_a_slow_sampler_that_shows_its_bits_gets_narrow_rows():
+    layers = layers_of(profile_of("pr", 1e-6), CleanSampler(), AuditPlan(SMALL, 0), itertools.count().__next__)
+    (distribution,) = [layer for layer in layers if layer.name == "distribution"]
+    assert distribution.rows[1] == distribution.pairs[1] == NARROW
+    assert distribution.left_out
+    few = dataclasses.replace(distribution, rows=(DistributionLayer((), 0), NARROW), left_out=(), pairs=_NO_PAIRS)
+    result = few.run(CleanSampler(), AuditPlan(SMALL, 0), Silent())
+    assert result.could_have_missed[0].startswith("what shows only in rows of more than 500 tokens")
+
+
+_NO_PAIRS = (DistributionLayer((), 0), NARROW)
 
 
 def test_a_broken_contract_stops_the_rest():
