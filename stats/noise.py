@@ -247,8 +247,9 @@ def _ends_of_cells(start: int, stop: int, trailing: int) -> NDArray[np.uint64]:
 def _errors(
     noise: NDArray[np.float64], words: NDArray[np.uint64], bits: int, falls: bool, turns: int
 ) -> TransformErrors:
-    error = _rank_errors(noise, words, bits, falls)
-    winning = _quantile(words, bits, falls, 0.5) > WINNING
+    upper, lower = (_quantile(words, bits, falls, part) for part in (0.0, 1.0))
+    error = _distances(noise, upper, lower)
+    winning = upper > WINNING
     bad = ~np.isfinite(noise)
     return TransformErrors(
         words.size,
@@ -260,10 +261,11 @@ def _errors(
     )
 
 
-_CHUNK = 2**20
-_ROUNDING = (
-    4e-6  # nats: where a float32 transform changes its formula, it may step back by some units in the last place
-)
+_CHUNK = (
+    2**16
+)  # words at a time, twice that with both ends: they fit the processor's cache, three times as fast as 2**20
+# Nats. Where a float32 transform changes its formula, it may step back by some units in the last place.
+_ROUNDING = 4e-6
 
 
 def _turns(values: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -271,20 +273,37 @@ def _turns(values: NDArray[np.float64]) -> NDArray[np.bool_]:
     return np.asarray(values[1:] < values[:-1] - _ROUNDING)
 
 
-def _rank_errors(noise: NDArray[np.float64], words: NDArray[np.uint64], bits: int, falls: bool) -> NDArray[np.float64]:
+def _distances(
+    noise: NDArray[np.float64], upper: NDArray[np.float64], lower: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Distance of each noise from the interval of its rank; 0 inside, and where it is no number."""
-    upper, lower = _quantile(words, bits, falls, 0.0), _quantile(words, bits, falls, 1.0)
     finite = np.isfinite(noise)
-    known = np.where(finite, noise, 0.0)
-    return np.where(finite, np.maximum(0.0, np.maximum(known - upper, lower - known)), 0.0)
+    known = noise if finite.all() else np.where(finite, noise, 0.0)
+    distance: NDArray[np.float64] = np.maximum(np.maximum(known - upper, lower - known), 0.0)
+    return distance if finite.all() else np.where(finite, distance, 0.0)
 
 
 def _quantile(words: NDArray[np.uint64], bits: int, falls: bool, part: float) -> NDArray[np.float64]:
-    """Gumbel quantile with ``part`` of the word itself, and all words of larger noise, above it."""
+    """Gumbel quantile with ``part`` of the word itself, and all words of larger noise, above it.
+
+    There are two forms, each exact where the other is not: one for few words above, one for few below. Neighbouring
+    words nearly always need the same one.
+    """
     last = np.uint64((1 << bits) - 1)
     above, below = (words, last - words) if falls else (last - words, words)
+    high = above < below
+    if high.all():
+        return _from_above(above, bits, part)
+    if not high.any():
+        return _from_below(below, bits, part)
+    return np.where(high, _from_above(above, bits, part), _from_below(below, bits, part))
+
+
+def _from_above(above: NDArray[np.uint64], bits: int, part: float) -> NDArray[np.float64]:
     with np.errstate(divide="ignore"):
-        # Both forms are exact where the other is not: one for few words above, one for few below.
-        high = -np.log(-np.log1p(-(above.astype(np.float64) + part) / 2.0**bits))
-        low = -np.log(-np.log((below.astype(np.float64) + 1.0 - part) / 2.0**bits))
-    return np.where(above < below, high, low)
+        return -np.log(-np.log1p((above.astype(np.float64) + part) * -(2.0**-bits)))
+
+
+def _from_below(below: NDArray[np.uint64], bits: int, part: float) -> NDArray[np.float64]:
+    with np.errstate(divide="ignore"):
+        return -np.log(-np.log((below.astype(np.float64) + (1.0 - part)) * 2.0**-bits))

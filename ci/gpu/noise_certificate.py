@@ -2,7 +2,7 @@
 
 Every value of the coarse word is enumerated (with the least and the largest value of the word that refines it, between
 which the transform is monotone in closed form), the mass of tails is computed from the law of the noise, and 2**22 keys
-are searched for two with the same noise. Needs no GPU, but 32 coarse bits take about an hour of one core.
+are searched for two with the same noise. Needs no GPU; 32 coarse bits are some ten minutes of a core.
 """
 
 from __future__ import annotations
