@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrv2.refrunner.api import Handle, InvariantViolation, SamplingParams, Step
+from mrv2.refrunner.api import Handle, InvariantViolation, NewRequest, SamplingParams, Step
 from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.engine import Engine
 from mrv2.refrunner.model_runner import ModelRunner
@@ -93,6 +93,10 @@ class _Counting:
         """See :class:`mrv2.refrunner.api.Runner`."""
         self.steps += bool(step.scheduled)
         return self._runner.execute(step)
+
+    def check_request(self, request: NewRequest) -> NewRequest:
+        """See :class:`mrv2.refrunner.engine.CheckingRunner`."""
+        return self._runner.check_request(request)
 
     def invariants(self) -> list[InvariantViolation]:
         """See :class:`mrv2.refrunner.api.Runner`."""
