@@ -34,10 +34,18 @@ from .findings import FindingStore, FoundCase
 from .options import Options
 from .progress import ProgressLog
 
+#: Climbing towards rare states is half a round of cases that hardly differ, so it is for every fourth round.
+ROUNDS_TO_A_CLIMB = 4
 #: Cases between two lines of progress; a killed worker loses the count of so many, and no finding.
 CASES_A_LINE = 10
 FINDINGS, WORKERS, EXAMPLES = "findings", "workers", "examples"
 _NOT_REPEATED = "not repeated: the same script went wrong once and not again"
+
+
+def _phases(number: int) -> list[Phase]:
+    """What Hypothesis does in a round; not shrink: see ``mrv2.fuzz.shrink``."""
+    phases = [Phase.explicit, Phase.reuse, Phase.generate]
+    return [*phases, Phase.target] if number % ROUNDS_TO_A_CLIMB == ROUNDS_TO_A_CLIMB - 1 else phases
 
 
 class Stopped(KeyboardInterrupt):
@@ -114,8 +122,7 @@ class Worker:
             deadline=None,
             database=DirectoryBasedExampleDatabase(self._folder / EXAMPLES),
             suppress_health_check=list(HealthCheck),
-            # Not shrink: see ``mrv2.fuzz.shrink``.
-            phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.target],
+            phases=_phases(number),
             report_multiple_bugs=False,
             print_blob=False,
             derandomize=False,
