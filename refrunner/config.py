@@ -26,6 +26,8 @@ GRAPH_MODES = ("eager", "piecewise", "full")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 # Every captured graph keeps memory of its own and takes time at startup.
 MOST_GRAPHS = 64
+# Kernels are compiled for the number of drafts, and hold those of a request in one block.
+MOST_DRAFTS = 1024
 SIMPLE_TYPES: dict[str, type] = {"int": int, "str": str, "bool": bool}
 
 
@@ -74,7 +76,7 @@ class RunnerConfig:
         speculation: ``"none"``, or who proposes drafts of the next tokens, which the model verifies all at once:
             ``"ngram"``, what followed the latest tokens when they last occurred in the request; ``"draft"``, a model of
             its own; or ``"eagle"``, a head on the target's hidden states.
-        num_drafts: drafts for each request and step; only with speculation.
+        num_drafts: drafts for each request and step, 1024 at most; only with speculation.
         verification: ``"equal"``, drafts are the likeliest tokens, and accepted if the target draws the same; or drafts
             are drawn with the request's temperature and accepted by rejection sampling, ``"token"``, one by one, or
             ``"block"``, together, which accepts more.
@@ -124,6 +126,7 @@ class RunnerConfig:
         self._check_memory_fraction()
         self._check_logprobs_mode()
         self._check_pool()
+        self._check_drafts()
         check_compatible({field.name: getattr(self, field.name) for field in fields(self)})
 
     @property
@@ -268,6 +271,15 @@ class RunnerConfig:
                 f"it must be one of {', '.join(map(repr, LOGPROBS_MODES))}",
                 "a number that is reported means what was asked for, or nothing",
                 "logprobs_mode='raw_logprobs', of the model's own distribution",
+            )
+
+    def _check_drafts(self) -> None:
+        if self.num_drafts > MOST_DRAFTS:
+            raise ConfigurationError(
+                f"RunnerConfig.num_drafts={self.num_drafts}",
+                f"at most {MOST_DRAFTS} drafts are proposed for a request",
+                "kernels hold them in one block; beyond it they do not compile, and the first draw would break off",
+                "num_drafts=3, the default; with each further draft it is less likely that all before are accepted",
             )
 
     def _check_pool(self) -> None:
