@@ -86,11 +86,12 @@ GRAPHS = (
         "the hidden states of a full graph are in another order",
     ),
     Mutation(
-        "prefill_in_a_graph_of_decodes",
+        "padding_is_sampled",
         "model_runner.py",
-        "        decode_only = all(self._computed[name] >= self._prefill_len[name] for name in counts)\n",
-        "        decode_only = True\n",
-        "a batch with prefills runs in a graph that was captured for one token a request",
+        "            return self._graphs.captured[graph].replay(self._attention.forward)\n",
+        "            hidden = self._graphs.captured[graph].replay(self._attention.forward)\n"
+        "            return hidden.roll(hidden.shape[0] - batch.num_tokens, 0)\n",
+        "the real lanes are looked for behind the padding of a graph",
     ),
     Mutation(
         "attention_of_an_earlier_step",
