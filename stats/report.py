@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from mrv2.checks.findings import RunVerdict
 
 from .audit import NO_TIME, AuditReport
+from .causes.draws import rarity
 from .decision import JudgedTest
 from .layers import LayerResult
 from .profiles import NARROW_ROWS
@@ -144,7 +145,7 @@ def _short(report: AuditReport) -> Iterator[str]:
     tests = _short_tests(report)
     tails = sorted(gap for test in tests if (gap := _gap(test)) is not None)
     if tails:
-        yield f"rare tokens, {tails[0]:g} nats and more below the best ({_rarity(tails[0])} less likely): too few drawn"
+        yield f"rare tokens, {tails[0]:g} nats and more below the best ({rarity(tails[0])} less likely): too few drawn"
     others = [test for test in tests if _gap(test) is None]
     rows = [test.first.part for test in others if test.first.result.draws == 0]
     if rows:
@@ -162,13 +163,6 @@ def _gap(test: JudgedTest) -> float | None:
     return float(words[1]) if words[:1] == ["cliff"] else None
 
 
-def _rarity(gap: float) -> str:
-    times = math.exp(gap)
-    if times < 1e6:
-        return f"{times / 1e3:,.0f} thousand times"
-    return f"{times / 1e6:,.0f} million times" if times < 1e9 else f"{times / 1e9:,.0f} billion times"
-
-
 def _resolution(report: AuditReport) -> Iterator[str]:
     """The smallest faults that would have shown, of the tests that had their draws."""
     tests = [test for test in report.audit.decision.tests if not test.first.short]
@@ -179,7 +173,7 @@ def _resolution(report: AuditReport) -> Iterator[str]:
         yield from (text for text in result.could_have_missed if text.startswith(NARROW_ROWS))
     gaps = [gap for test in tests if (gap := _gap(test)) is not None]
     if gaps:
-        yield f"tokens more than {max(gaps):g} nats below the best ({_rarity(max(gaps))} less likely)"
+        yield f"tokens more than {max(gaps):g} nats below the best ({rarity(max(gaps))} less likely)"
     for test in tests:
         factor = test.first.evidence.get("temperature_factor")
         if isinstance(factor, float):

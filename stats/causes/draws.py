@@ -27,6 +27,12 @@ _KEYS = 2**20  # random keys whose noise is compared: 128 pairs if 32 bits tell 
 _FEWEST_PAIRS = 8
 _TELLING = 25.0  # expected draws from which on a tail is shown as the example
 
+#: What to do about noise that is too coarse for rare tokens.
+MORE_BITS = (
+    "make each value of the noise from 53 random bits or more, and from 1 - u where u is near 1: there rare tokens "
+    "win, and floats near 1 are coarse"
+)
+
 
 def contract_causes(failed: Sequence[JudgedTest], target: object) -> list[Cause]:
     """From the tests of the contract layer that failed."""
@@ -145,7 +151,7 @@ def noise_causes(failed: Sequence[JudgedTest], target: object) -> list[Cause]:
                 f"noise ends {float(str(worst.evidence['largest noise'])):.2f} nats up; the tail "
                 f"{float(str(worst.evidence['gap'])):g} nats down comes "
                 f"{_change(float(str(worst.evidence['relative error'])))}",
-                "make the noise from 53 random bits or more, with the winning end where the uniform is small",
+                MORE_BITS,
             )
         )
     if tests and not causes:
@@ -220,6 +226,14 @@ def drawn_rows(first: Sequence[LayerResult], again: Sequence[LayerResult] | obje
     return rows
 
 
+def rarity(gap: float) -> str:
+    """How much less likely a token is whose logit is so many nats lower, in words that need no logarithm."""
+    times = math.exp(gap)
+    if times < 1e6:
+        return f"{times / 1e3:,.0f} thousand times"
+    return f"{times / 1e6:,.0f} million times" if times < 1e9 else f"{times / 1e9:,.0f} billion times"
+
+
 def _tail_cause(profile: TailProfile) -> Cause:
     model, second = profile.named, profile.models[1]
     assert model is not None
@@ -228,9 +242,10 @@ def _tail_cause(profile: TailProfile) -> Cause:
     worst = max(telling, key=lambda point: abs(point.observed / point.expected - 1.0))
     return Cause(
         model.name,
-        f"tokens {worst.gap:.4g} nats below the best came {worst.observed:,} times, {worst.expected:,.0f} expected; "
+        f"tokens {worst.gap:.4g} nats below the best ({rarity(worst.gap)} less likely) came {worst.observed:,} times, "
+        f"{worst.expected:,.0f} expected; "
         f"all tails together fit {model.name}, 10^{lead:.0f} times better than {second.name}",
-        "make the noise from 53 random bits or more, with the winning end where the uniform is small",
+        MORE_BITS,
     )
 
 
