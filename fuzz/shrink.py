@@ -159,7 +159,9 @@ def _simpler_arrivals(event: Arrive) -> Iterator[Arrive]:
         yield replace(event, sampling=plain)
     for item in fields(SamplingParams):
         default = getattr(plain, item.name)
-        if getattr(event.sampling, item.name) != default and item.name != "max_tokens":
+        # A draw without a seed is a fault of the caller, not of the runner: it would be another failure.
+        kept = item.name == "max_tokens" or (item.name == "seed" and event.sampling.temperature > 0)
+        if getattr(event.sampling, item.name) != default and not kept:
             yield replace(event, sampling=replace(event.sampling, **{item.name: default}))
     for length in _smaller(len(event.prompt), 1):
         yield replace(event, prompt=event.prompt[:length])

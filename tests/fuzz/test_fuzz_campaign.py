@@ -151,6 +151,14 @@ def test_the_shrinker_leaves_only_what_the_failure_needs():
     assert shrinker.runs < 80
 
 
+def test_the_shrinker_leaves_a_draw_its_seed():
+    def fails(script):
+        return any(isinstance(event, Arrive) and event.sampling.temperature > 0 for event in script.events)
+
+    script = Shrinker(fails, TARGET.knobs).shrink(BIG)
+    assert script.events == (Arrive((1,), SamplingParams(temperature=0.8, seed=3, max_tokens=1)),)
+
+
 def test_the_shrinker_keeps_the_deviations_that_it_needs():
     def fails(script):
         return script.schedule is not None and Decision(8, None) in script.schedule.deviations
