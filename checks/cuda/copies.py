@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..semantics import COPIES, PAGEABLE_STAGING_LIMIT, CopyRule, Direction, HostMemory, Waits, one_transfer
@@ -43,8 +44,15 @@ class PinnedAddresses:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor that lies in memory by strides."""
+    """Whether a value is a tensor, be it strided or sparse."""
     return isinstance(value, Tensor)
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """The bytes of a tensor's data, of a sparse one those of its indices and values: it has no ``nbytes``."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices().nbytes + tensor._values().nbytes
+    return tensor.nbytes
 
 
 def upload_cause(name: str, host: Tensor, device: Tensor, noticed: int, took_ns: int) -> Cause | None:
@@ -59,10 +67,10 @@ def upload_cause(name: str, host: Tensor, device: Tensor, noticed: int, took_ns:
         noticed: how often torch warned.
         took_ns: how long the host was in the call.
     """
-    size = host.nbytes
+    size = bytes_of(host)
     if noticed:
         return Cause(WaitKind.UPLOAD, name, size)
-    if size <= PAGEABLE_STAGING_LIMIT and took_ns <= LONG_NS:
+    if (size <= PAGEABLE_STAGING_LIMIT and took_ns <= LONG_NS) or not _is_strided(host, device):
         return None
     if _rule(Direction.UPLOAD, host, device).waits is not Waits.OVER_BUDGET:
         return None
@@ -73,11 +81,16 @@ def upload_cause(name: str, host: Tensor, device: Tensor, noticed: int, took_ns:
 def download_cause(name: str, host: Tensor, device: Tensor, noticed: int) -> Cause | None:
     """Of a copy into memory that the host has; torch warns of those that block, and not of those that wait anyway."""
     if noticed:
-        return Cause(WaitKind.DOWNLOAD_INTO, name, host.nbytes)
-    if host.nbytes == 0 or (host.is_contiguous() and host.is_pinned()):
+        return Cause(WaitKind.DOWNLOAD_INTO, name, bytes_of(host))
+    if not _is_strided(host, device) or host.nbytes == 0 or (host.is_contiguous() and host.is_pinned()):
         return None
     waits = _rule(Direction.DOWNLOAD, host, device).waits
     return Cause(WaitKind.DOWNLOAD_INTO, name, host.nbytes) if waits is Waits.ALWAYS else None
+
+
+def _is_strided(*tensors: Tensor) -> bool:
+    """Whether the rules of copies, which go by strides, say anything of a copy between these."""
+    return all(tensor.layout is torch.strided for tensor in tensors)
 
 
 def _rule(direction: Direction, host: Tensor, device: Tensor) -> CopyRule:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..semantics import waits_inside
 from ..sync.waits import Cause, WaitKind
-from .copies import download_cause, is_tensor, upload_cause
+from .copies import bytes_of, download_cause, is_tensor, upload_cause
 
 #: (warnings, positional arguments, keyword arguments, result, nanoseconds) -> cause.
 Judge: TypeAlias = Callable[[int, Sequence[Any], Mapping[str, Any], Any, int], Cause | None]
@@ -32,7 +32,7 @@ def reads_tensor(name: str) -> Judge:
     """Of a call that gives the host all values of a tensor."""
 
     def judge(noticed: int, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, took: int) -> Cause | None:
-        size = args[0].nbytes if args and is_tensor(args[0]) else None
+        size = bytes_of(args[0]) if args and is_tensor(args[0]) else None
         return Cause(WaitKind.DOWNLOAD, name, size) if noticed else None
 
     return judge
@@ -84,10 +84,10 @@ def builds(name: str) -> Judge:
             return None
         source = kwargs.get("data", kwargs.get("obj", args[-1] if name.startswith("Tensor.") else args[0]))
         if is_tensor(source) and source.is_cuda:
-            return Cause(WaitKind.DOWNLOAD, name, source.nbytes)
+            return Cause(WaitKind.DOWNLOAD, name, bytes_of(source))
         if _holds_device_number(source) or not (is_tensor(result) and result.is_cuda):
             return Cause(WaitKind.VALUE, name)
-        return Cause(WaitKind.UPLOAD, name, result.nbytes)
+        return Cause(WaitKind.UPLOAD, name, bytes_of(result))
 
     return judge
 
@@ -100,7 +100,7 @@ def moves(name: str) -> Judge:
         if not is_tensor(result) or source.is_cuda == result.is_cuda:
             return None
         if source.is_cuda:
-            return Cause(WaitKind.DOWNLOAD, name, result.nbytes) if noticed else None
+            return Cause(WaitKind.DOWNLOAD, name, bytes_of(result)) if noticed else None
         return upload_cause(name, source, result, noticed, took)
 
     return judge
@@ -158,7 +158,7 @@ def assigns(name: str) -> Judge:
             return None
         target, index, value = args
         if not target.is_cuda:
-            return Cause(WaitKind.DOWNLOAD_INTO, name, value.nbytes if is_tensor(value) else None)
+            return Cause(WaitKind.DOWNLOAD_INTO, name, bytes_of(value) if is_tensor(value) else None)
         return Cause(*_assigned(name, target, _parts(index), value))
 
     return judge
@@ -180,7 +180,7 @@ def _assigned(name: str, target: Tensor, parts: Sequence[Any], value: Any) -> tu
 def _host_bytes(value: Any, target: Tensor) -> int:
     """Of a value that has to be uploaded; of a Python number one element."""
     if is_tensor(value):
-        return 0 if value.is_cuda else value.nbytes
+        return 0 if value.is_cuda else bytes_of(value)
     return int(np.asarray(value).size) * target.dtype.itemsize
 
 
@@ -200,7 +200,7 @@ def _uploaded(parts: Iterable[Any]) -> int:
 
 def _index_bytes(part: Any) -> int:
     if is_tensor(part):
-        return 0 if part.is_cuda or part.dim() == 0 else part.nbytes
+        return 0 if part.is_cuda or part.dim() == 0 else bytes_of(part)
     if isinstance(part, list | range | np.ndarray) and not _holds_device_number(part):
         return int(np.asarray(part).size) * torch.int64.itemsize
     return 0

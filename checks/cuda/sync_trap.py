@@ -28,7 +28,7 @@ from ..sync.waits import Cause, Certainty, WaitKind
 from ..sync.watch import Watch
 from ..virtual.stacks import library_frames, whole_stack
 from .call_sites import called_at, operator_of, outside
-from .copies import LONG_NS, PinnedAddresses
+from .copies import LONG_NS, PinnedAddresses, bytes_of
 from .device import CudaDevice, Device
 from .kinds import cause_of
 from .order_patches import OrderPatches, Thread
@@ -207,7 +207,7 @@ class CudaTrap:
                     self._judged(call, warned, args, kwargs, None, 0)
                 raise
             took, warned, doing.warned = now() - begin, doing.warned, None
-            if quick and not warned and took <= LONG_NS and args[0].nbytes <= PAGEABLE_STAGING_LIMIT:
+            if quick and not warned and took <= LONG_NS and bytes_of(args[0]) <= PAGEABLE_STAGING_LIMIT:
                 return result
             if not self._judged(call, warned, args, kwargs, result, took) and took > LONG_NS and not call.allocates:
                 self._took_long(call.name, begin)
@@ -218,14 +218,14 @@ class CudaTrap:
     def _copying(self, original: Any, call: Call) -> Callable[..., Any]:
         """The same for ``copy_``, which every step makes: what surely does not wait is passed on at little cost."""
         thread, now, judging = self._thread, self._device.now_ns, self._judging(original, call)
-        pinned, known = self._pinned, self._pinned.known
+        pinned, known, strided = self._pinned, self._pinned.known, torch.strided
 
         def copying(target: Any, src: Any, non_blocking: bool = False) -> Any:
             to_device = target.is_cuda
             if not open_entries() or getattr(src, "is_cuda", to_device) is to_device:
                 return original(target, src, non_blocking)
             doing = thread.doing
-            if doing.warned is not None or not non_blocking:
+            if doing.warned is not None or not non_blocking or src.layout is not strided:
                 return judging(target, src, non_blocking)
             if src.nbytes > PAGEABLE_STAGING_LIMIT or not (
                 to_device or (target.is_contiguous() and (target.data_ptr() in known or pinned.holds(target)))

@@ -139,7 +139,7 @@ class Checks:
         try:
             self._open = TestRun(_name_of(item), plan, self._options.settings_for(plan), schedule, self._baseline)
         except CheckError as error:
-            pytest.fail(problem_lines(error), pytrace=False)
+            raise pytest.fail.Exception(problem_lines(error), pytrace=False) from None
         item.stash[_RUN] = self._open
         item.user_properties.append(("mrv2_schedule", schedule))
 

@@ -81,6 +81,8 @@ def test_without_a_device_a_checked_test_fails_and_says_why(project):  # noqa: F
     result = project("def test_it(): pass\n").runpytest("--mrv2-device=cuda", "--mrv2-sync=error")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*there must be a CUDA device*"])
+    # Said once, in its four parts, without the exception that it came as.
+    assert result.stdout.str().count("there must be a CUDA device") == 1
 
 
 @pytest.mark.parametrize("with_races", [False, True])

@@ -7,12 +7,14 @@ import pytest
 import torch
 import triton
 
-from mrv2.checks.cuda.copies import PinnedAddresses
+from mrv2.checks.cuda.copies import PinnedAddresses, bytes_of, download_cause, upload_cause
 from mrv2.checks.cuda.sync_trap import cuda_sync_trap
 from mrv2.checks.cuda.table import CALLS
 from mrv2.checks.errors import CheckError
 from mrv2.checks.hot_path import HotPathError, allow_sync, hot_path
+from mrv2.checks.semantics import PAGEABLE_STAGING_LIMIT
 from mrv2.checks.sync.settings import Settings
+from mrv2.checks.sync.waits import Cause, WaitKind
 from mrv2.ci.gpu.trap_survey import survey, truth_of
 
 #: Classes whose methods are wrapped, and modules.
@@ -275,3 +277,38 @@ def test_memory_is_asked_once_whether_it_is_pinned_until_some_goes_back_to_the_d
             assert asked == [pinned.data_ptr()] * 2
             pageable.copy_(there, non_blocking=True)
     assert [finding.code for finding in trap.findings] == ["MRV104", "MRV103"]
+
+
+def sparse():
+    return torch.eye(3).to_sparse()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x.cpu(),
+        lambda x: x.to("cpu", non_blocking=True),
+        lambda x: x.type(torch.float64),
+        lambda x: x.type_as(x.double()),
+        lambda x: x.clone().copy_(x, non_blocking=True),
+    ],
+    ids=["cpu", "to", "type", "type_as", "copy_"],
+)
+def test_sparse_tensors_which_have_neither_strides_nor_a_size_in_bytes_pass(open_trap, call):
+    given = sparse()
+    with open_trap() as trap, hot_path("decode"):
+        result = call(given)
+        torch.ones(8, device="cuda").tolist()
+    assert result.is_sparse and result.to_dense().equal(torch.eye(3, dtype=result.dtype))
+    assert codes(trap.findings) == ["MRV101"]
+
+
+def test_of_sparse_tensors_the_warnings_are_told_and_no_rule_of_strides_is_asked():
+    # Three indices of two dimensions, int64, and three values, float32.
+    given, large = sparse(), torch.sparse_coo_tensor([[0]], torch.ones(1, 1 << 20), check_invariants=False)
+    assert bytes_of(given) == 3 * 2 * 8 + 3 * 4
+    assert upload_cause("to", given, given, 1, 0) == Cause(WaitKind.UPLOAD, "to", 60)
+    assert download_cause("copy_", given, given, 1) == Cause(WaitKind.DOWNLOAD_INTO, "copy_", 60)
+    assert bytes_of(large) > PAGEABLE_STAGING_LIMIT
+    assert upload_cause("to", large, large, 0, 0) is None
+    assert download_cause("copy_", large, large, 0) is None
