@@ -228,8 +228,19 @@ class StepChecker:
                 f"at least one token, and positions below {room}",
                 f"it has {total} tokens, and its {blocks} blocks hold {blocks * self._config.block_size}; a token that "
                 "nobody has drawn has no value, and one without a slot would overwrite another request's keys",
-                "enough blocks in Step.new_blocks, or fewer tokens",
+                _instead_of(count, min(total, self._config.max_model_len) - computed),
             )
+
+
+def _instead_of(count: int, left: int) -> str:
+    """What to schedule instead of so many tokens of a request that has so many left to compute."""
+    if count < 1:
+        return "1 token or more, or the request left out of Step.scheduled"
+    if left < 1:
+        return "the request in Step.finished: it is as long as RunnerConfig.max_model_len allows"
+    if count > left:
+        return f"not more than {left} in this step; one that reaches the end draws a token, for the next step"
+    return "enough blocks in Step.new_blocks, or fewer tokens"
 
 
 def _without_rejected(counts: Mapping[str, int], verified: Mapping[str, tuple[int, int]]) -> dict[str, int]:

@@ -92,7 +92,7 @@ TABLE = (
         DEVICE, "request with penalties", ("count_known_tokens", "count_emitted_tokens", "count_drawn_tokens"), MAIN,
     ),
     Entry(
-        "ModelRunner._sampler.no_threshold", "the threshold that keeps all", "[max(R, chunk)] i32",
+        "ModelRunner._sampler.no_threshold", "the threshold that keeps all", "[max(M, chunk)] i32",
         DEVICE, "runner", (CONSTANT,), MAIN,
     ),
     Entry(

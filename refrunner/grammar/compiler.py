@@ -55,7 +55,8 @@ class GrammarCompiler:
                 f"SamplingParams.grammar={shown(grammar)} with stop_token_ids=()",
                 "a request with a grammar has a stop token",
                 "it is what may be drawn where the text is complete; without one, nothing may be drawn there",
-                "stop_token_ids with the model's end of text, or with any token that is to mean it",
+                "stop_token_ids with the model's end of text, or with any token that is to mean it; with mrv2 generate "
+                "a model that names its end of text, which 'tiny' does not",
             )
         return Matcher(self._template(grammar).deep_copy(), sampling.stop_token_ids, self.vocab_size)
 

@@ -2,7 +2,7 @@
 
 The stages come in the order that ``SamplingParams`` documents. Each is skipped for a batch in which no request needs
 it, and for every single row that does not; ``RunnerConfig.force_sampler_stages`` runs them all and must change nothing.
-A mask of a grammar would come before all of them, on the logits that are reported as the model's own.
+A mask of a grammar comes before all of them, on the logits that are reported as the model's own; see ``../grammar``.
 """
 
 from __future__ import annotations

@@ -30,7 +30,10 @@ def load_draft_model(config: RunnerConfig, target: LlamaModel, draft: Checkpoint
             f"RunnerConfig.speculation={config.speculation!r} {'without' if draft is None else 'with'} a draft model",
             "a draft model comes with speculation='draft' or 'eagle', and with nothing else",
             "those proposers compute drafts with it; the others would leave it unused, and its memory taken",
-            "draft=load_checkpoint(...), or another speculation",
+            "ModelRunner(draft=load_checkpoint(...)), LLM.from_model(draft_model=...) or mrv2 generate --draft-model; "
+            "or another speculation"
+            if needed
+            else "speculation='draft' or 'eagle', or no draft model",
         )
     if draft is None:
         return None

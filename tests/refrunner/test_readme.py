@@ -10,6 +10,7 @@ import pytest
 
 from mrv2 import refrunner
 from mrv2.refrunner.compatibility import as_markdown
+from mrv2.refrunner.oracle.llama import LlamaOracle
 
 ROOM = Path(refrunner.__file__).parent
 README = (ROOM / "README.md").read_text(encoding="utf-8")
@@ -54,3 +55,15 @@ def test_the_readme_knows_how_large_it_is(part):
 
 def test_settings_that_exclude_each_other_are_there():
     assert as_markdown() in README
+
+
+def test_the_example_of_a_runner_driven_by_hand_runs():
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    names = {}
+    exec(example, names)
+    checkpoint = names["checkpoint"]
+    oracle, known = LlamaOracle(checkpoint.config, checkpoint.tensors), [5, 6, 7]
+    for token in names["tokens"]:
+        assert token == int(oracle.logits(known)[-1].argmax())
+        known.append(token)
+    assert (len(names["tokens"]), names["violations"]) == (4, [])

@@ -101,13 +101,15 @@ REFUSED = {
     "scheduled is unknown": Refused(Step(scheduled={"x": 1}), "'x': it is not live"),
     "scheduled has just left": Refused(Step(finished=("a",), scheduled={"a": 1}), "'a': it is not live"),
     "preempted goes on": Refused(Step(preempted=("b",), scheduled={"b": 1}), "'b': it is not live"),
-    "no token": Refused(Step(scheduled={"a": 0}), "0 tokens of request 'a' at position 6"),
+    "no token": Refused(Step(scheduled={"a": 0}), "0 tokens of request 'a' at position 6.*left out of"),
     "negative tokens": Refused(Step(scheduled={"a": -1}), "-1 tokens of request 'a'"),
-    "more tokens than known": Refused(Step(scheduled={"a": 2}), "2 tokens of request 'a' at position 6"),
+    "more tokens than known": Refused(
+        Step(scheduled={"a": 2}), "2 tokens of request 'a' at position 6.*more than 1 in"
+    ),
     "chunk beyond the prompt": Refused(
         Step(scheduled={"b": 6}, new_blocks={"b": blocks(7, 8)}), "6 tokens of request 'b' at position 4"
     ),
-    "no slot": Refused(Step(scheduled={"b": 1}), "1 tokens of request 'b' at position 4"),
+    "no slot": Refused(Step(scheduled={"b": 1}), "1 tokens of request 'b' at position 4.*enough blocks"),
     "new without blocks": Refused(Step(new=(new("c"),), scheduled={"c": 1}), "1 tokens of request 'c' at position 0"),
     "reborn has the blocks of its former life": Refused(
         Step(finished=("a",), new=(new("a"),), scheduled={"a": 5}, new_blocks={"a": blocks(7)}), "its 1 blocks hold 4"
@@ -423,3 +425,9 @@ def test_drafts_follow_the_newest_token_and_outcomes_the_drafts(step, words):
 def test_rejected_drafts_give_positions_back():
     step = Step(scheduled={"a": 3}, drafts={"a": 2}, verified={"a": (2, 2)})
     assert SPECULATING.check(step, COMPUTED, TOTAL, {"a": (2,), "b": (1,)}, HOLDERS, {"a": 4}) == step
+
+
+def test_a_request_as_long_as_it_may_be_is_told_to_end():
+    checker = StepChecker(CONFIG, VOCAB)
+    with pytest.raises(StepError, match=r"the request in Step\.finished"):
+        checker.check(Step(scheduled={"a": 1}), {"a": 48}, {"a": 49}, {"a": (12,)}, {})
