@@ -296,6 +296,8 @@ class Operators:
         return self._run(operator, func, args, kwargs, touched, stack)
 
     def _add_copy(self, touched: Touched, target: Tensor, source: Tensor, non_blocking: bool, stack: Stack) -> None:
+        if target.layout is not torch.strided or source.layout is not torch.strided:
+            return  # nor is any other operator followed through the parts of a sparse tensor
         seen, is_on_device = self._runtime.memory.seen, self._is_on_device
         to_block, from_block = seen(target, stack), seen(source, stack)
         if not is_on_device(source):

@@ -145,3 +145,15 @@ def test_a_call_writes_down_as_little_as_it_can(recorder, call, expected):
     for _ in range(10):
         call(x, y)
     assert len(recorder.runtime.sink._entries) == 10 * expected
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["copy_", "_foreach_copy_"])
+def test_sparse_tensors_are_copied_and_the_dense_ones_next_to_them_followed(recorder, each):
+    source, dense = torch.eye(3).to_sparse(), made()
+    target = (source * 2).coalesce()
+    if each:
+        torch._foreach_copy_([target, dense], [source, MODEL])
+    else:
+        target.copy_(source)
+    assert target.to_dense().equal(torch.eye(3))
+    assert dense.data_ptr() in {block.base for block in blocks(recorder)}
