@@ -71,12 +71,13 @@ def _analyse(target: str) -> tuple[list[Fence], tuple[Finding, ...]]:
 
 
 def _print(console: Console, found: Sequence[Fence], findings: Sequence[Finding], verdict: RunVerdict) -> None:
-    """The table, the races of the run as it is, the counts."""
+    """The table, the races of the run as it is, and how many lines of the table say what."""
+    rows = dict.fromkeys(_row(found, fence) for fence in found)
     if found:
         headers = ("need", "synchronisation", "at", "times", "without it")
-        screen.table(console, headers, dict.fromkeys(_row(found, fence) for fence in found))
+        screen.table(console, headers, rows)
     screen.print_findings(console, [ReportedFinding(finding) for finding in findings])
-    counts = Counter(fence.need.value for fence in found)
+    counts = Counter(need for need, *_ in rows)
     words = ", ".join(f"{times} {need}" for need, times in counts.items()) or "no synchronisation, so nothing to judge"
     screen.line(console, f"{verdict.value.upper()}: {words}; {screen.count(len(findings), 'finding')} as it is")
 

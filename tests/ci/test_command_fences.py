@@ -277,3 +277,6 @@ def test_every_fence_of_a_step_of_the_reference_runner_is_needed() -> None:
     } - ({("wait_event", "refrunner/device.py")} if find_spec("llguidance") is None else set())
     assert needs["torch.cuda.synchronize", "refrunner/device.py"] == {"removable"}
     assert set().union(*needs.values()) == {"needed", "removable", "inherent"}
+    # The last line counts the lines above it, not the paths on which a place was reached.
+    for need in ("needed", "removable", "inherent"):
+        assert f"{result.stdout.count(f'| {need} ')} {need}" in result.stdout.splitlines()[-1]
