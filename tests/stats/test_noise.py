@@ -66,7 +66,11 @@ def test_tail_mass_is_the_share_of_draws(bits):
     assert tail_mass(law, gap, 2) == pytest.approx(1.0 - float((below**2).mean()), abs=1e-12)
 
 
-@pytest.mark.parametrize(("transform", "bits"), [(top_24, 24), (race_24, 24), (flip_31, 31), (exact_64, 64)], ids=str)
+@pytest.mark.parametrize(
+    ("transform", "bits"),
+    [(top_24, 24), (race_24, 24), (flip_31, 31), (exact_64, 64)],
+    ids=["top", "race", "flip", "exact"],
+)
 def test_the_sampled_ladder_agrees_with_the_enumerated_one(transform, bits):
     law = noise_law(transform, bits)
     best, head = sampled_ladder(transform, bits, 2_000_000, falls=transform is not top_24)
