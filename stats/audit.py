@@ -12,10 +12,10 @@ from mrv2.checks.findings import RunVerdict, combine
 
 from .causes.draws import contract_causes, distribution_causes, drawn_rows, noise_causes, replay_causes
 from .causes.parts import filter_causes, logprob_causes, speculation_causes
-from .decision import Audit, run_audit
+from .decision import Audit, JudgedTest, run_audit
 from .diagnosis import Cause
 from .distribution_layer import RowPlan
-from .errors import ArgumentError
+from .errors import ArgumentError, require_rate
 from .evidence_layer import Campaign, EvidenceLayer, evidence_key
 from .layers import AuditPlan, Layer, LayerResult, LayerTest, Progress, Silent, exact_test
 from .ledger import EvidenceLedger
@@ -97,6 +97,7 @@ def settings(
     Raises:
         ArgumentError: a name is unknown, or a number is out of its range.
     """
+    require_rate("alpha", alpha)
     AuditPlan(vocab_size, seed, alpha)
     unknown = [name for name in layers if name not in LAYERS]
     if unknown:
@@ -171,7 +172,7 @@ def _causes(found: Audit, target: object) -> tuple[Cause, ...]:
 
     A sampler may raise an error when it is asked again; then the evidence has to speak for itself.
     """
-    failed = found.decision.failed
+    failed, raised = _answered(found.decision.failed)
     questions: tuple[Callable[[], list[Cause]], ...] = (
         lambda: contract_causes(failed, target),
         lambda: noise_causes(failed, target),
@@ -191,11 +192,20 @@ def _causes(found: Audit, target: object) -> tuple[Cause, ...]:
             named = []
         for cause in named:
             causes.setdefault(cause.kind, cause)
-    raised = [test for test in failed if "raised" in test.first.evidence]
-    if raised and not causes:
-        told = str(raised[0].first.evidence["raised"])
-        causes["error"] = Cause("the sampler raises an error", told, "answer for every row and key")
+    for test in raised:
+        cause = Cause("the sampler raises an error", str(test.first.evidence["raised"]), "answer for every row and key")
+        causes.setdefault(cause.kind, cause)
     return tuple(causes.values())
+
+
+def _answered(failed: Sequence[JudgedTest]) -> tuple[list[JudgedTest], list[JudgedTest]]:
+    """Tests that failed by what was drawn, and layers that an error ended, which say nothing about draws."""
+    answered: list[JudgedTest] = []
+    ended: list[JudgedTest] = []
+    for test in failed:
+        by_error = test.layer != "contract" and "raised" in test.first.evidence
+        (ended if by_error else answered).append(test)
+    return answered, ended
 
 
 class _Counter:

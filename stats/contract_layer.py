@@ -96,7 +96,8 @@ class _Caller:
             if may_refuse:
                 raise _BrokenCallError from error
             raised = f"{type(error).__name__}: {error}"[:300]
-            raise self._fault({"raised": raised, "width": logits.shape[-1]}) from error
+            temperatures: list[JSON] = [round(float(some), 4) for some in np.unique(temperature)[:4]]
+            raise self._fault({"raised": raised, "width": logits.shape[-1], "temperatures": temperatures}) from error
         self._progress.drawn(len(seeds))
         if [argument.tobytes() for argument in given] != before:
             raise self._fault({"changed": "its arguments"})

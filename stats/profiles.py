@@ -96,7 +96,7 @@ def layers_of(profile: Profile, target: object, plan: AuditPlan, clock: Callable
         NoiseLayer(profile.coarse_bits, profile.keys),
         ReplayLayer(_widths(profile)),
         _Narrowed(FiltersLayer(400 * profile.more), min(plan.vocab_size, _FILTERED)),
-        _distribution(profile, target, plan, clock),
+        _timed_distribution(profile, target, plan, clock),
         SpeculativeLayer(_SPECULATIONS * profile.more),
         _Narrowed(LogprobLayer(1), min(plan.vocab_size, _REPORTED)) if profile.more == 1 else LogprobLayer(),
     ]
@@ -168,6 +168,24 @@ def _not_drawn(row_plan: RowPlan) -> LayerTest:
     name = row_plan.row.name
     result = TestResult(f"{name}: no time for {row_plan.draws:,} draws", 0.0, 1.0, 0, 0)
     return LayerTest(name, result, False, "", 1.0, math.inf, row_plan.draws)
+
+
+@dataclass(frozen=True, eq=False)
+class _Untimed:
+    """The distribution layer of a sampler that raised an error while it was timed: raises it where it is judged."""
+
+    error: Exception
+    name: str = "distribution"
+
+    def run(self, target: object, plan: AuditPlan, progress: Progress) -> LayerResult:
+        raise self.error
+
+
+def _timed_distribution(profile: Profile, target: object, plan: AuditPlan, clock: Callable[[], float]) -> Layer:
+    try:
+        return _distribution(profile, target, plan, clock)
+    except Exception as error:  # noqa: BLE001 - raised again where the layer runs; there the audit says whose it is
+        return _Untimed(error)
 
 
 def _distribution(profile: Profile, target: object, plan: AuditPlan, clock: Callable[[], float]) -> Layer:

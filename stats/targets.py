@@ -31,8 +31,10 @@ class Purpose(enum.Enum):
 class Filters:
     """Which tokens may be drawn, per draw; applied in the order min-p, top-k, top-p, each on what is left.
 
+    Tokens with equal logits are kept or left together by each of them.
+
     Attributes:
-        top_k: int32 [N], number of tokens kept, equal logits together; 0 keeps all.
+        top_k: int32 [N], number of tokens kept; 0 keeps all.
         top_p: float32 [N], share of probability kept, the token that reaches it included; 1 keeps all.
         min_p: float32 [N], least probability as a share of the largest; 0 keeps all.
     """

@@ -16,7 +16,12 @@ def audit(
         typer.Argument(metavar="TARGET", help="refrunner, another known name, or package.module:object; --list."),
     ] = "refrunner",
     profile: Annotated[str, typer.Option(metavar="NAME", help="How closely to look: pr, nightly or overnight.")] = "pr",
-    time: Annotated[str | None, typer.Option(metavar="TIME", help="How long it may take: 60s, 10m, 8h.")] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Cut the draws to about this long; a busy machine takes longer: 60s, 10m, 8h."
+        ),
+    ] = None,
     alpha: Annotated[float, typer.Option(metavar="P", help="Chance that a correct sampler fails.")] = 1e-4,
     layers: Annotated[str, typer.Option(metavar="LIST", help="Layers to run, with commas; all by default.")] = "",
     vocab: Annotated[

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from mrv2.ci.report import console as screen
 from mrv2.ci.report.audit_json import coverage_of, findings_of, metrics_of
 from mrv2.ci.report.json_report import Report, check_destination, write_report
 from mrv2.ci.report.outcome import ReportedFinding
-from mrv2.ci.report.problem import InputError
+from mrv2.ci.report.problem import InputError, four_parts
 from mrv2.fuzz.targets.audited import NAMED
 from mrv2.fuzz.targets.plain_samplers import CallableSampler
 from mrv2.stats.audit import LAYERS, VOCAB_SIZE, AuditReport, Settings, audit, settings
@@ -124,14 +125,49 @@ def resolve_sampler(reference: str) -> SamplerTarget:
             "mrv2 audit --list shows the names; for example my_engine.audited:sampler",
         )
     found = resolve_object(f"TARGET {reference!r}", reference)
-    made: Any = found() if isinstance(found, type) else found
+    made: Any = _made(reference, found) if isinstance(found, type) else found
     if isinstance(made, SamplerTarget):
+        _check_arguments(reference, made.sample)
         return made
     if callable(getattr(made, "sampler", None)):
-        return resolve_provided(reference, made.sampler())
+        return resolve_provided(reference, _made(reference, made.sampler))
     if callable(made):
+        _check_arguments(reference, made)
         return CallableSampler(made)
     raise _no_sampler(reference, made)
+
+
+def _made(reference: str, make: Callable[[], object]) -> object:
+    """What a class or the method ``sampler`` of a target makes; whatever it raises is reported as its failure."""
+    try:
+        return make()
+    except (Exception, SystemExit) as error:
+        if four_parts(error):
+            raise
+        name = getattr(make, "__qualname__", type(make).__name__)
+        raise InputError(
+            f"TARGET {reference!r}",
+            f"{name}() must make a sampler without arguments; it raised {type(error).__name__}: {error}",
+            "what is named on the command line gets no arguments",
+            "name an instance instead, made in the module with the arguments it needs",
+        ) from error
+
+
+def _check_arguments(reference: str, sample: Callable[..., object]) -> None:
+    """Refuse a function that four arguments cannot call; one whose signature is unknown is called to see."""
+    try:
+        signature = inspect.signature(sample)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*("logits", "temperature", "seeds", "positions"))
+    except TypeError as error:
+        raise InputError(
+            f"TARGET {reference!r}, with the arguments {signature}",
+            "a sampler is called with four arguments in this order: logits, temperature, seeds, positions",
+            f"the audit could not call it: {error}",
+            "take all four; mrv2.stats.targets.SamplerTarget.sample says what they hold",
+        ) from error
 
 
 def resolve_provided(reference: str, provided: object) -> SamplerTarget:
@@ -141,6 +177,7 @@ def resolve_provided(reference: str, provided: object) -> SamplerTarget:
         InputError: it is no sampler.
     """
     if isinstance(provided, SamplerTarget):
+        _check_arguments(reference, provided.sample)
         return provided
     raise _no_sampler(reference, provided)
 

@@ -48,10 +48,13 @@ def contract_causes(failed: Sequence[JudgedTest], target: object) -> list[Cause]
     if "a row without a possible id" in by_name:
         told = by_name["a row without a possible id"]
         causes.append(replace(_EMPTY, detail=f"id {told.get('drawn')} came out of a row of {told.get('width')} tokens"))
+    if not causes and _COLD in by_name:
+        causes.append(_cold_cause(by_name[_COLD]))
     return causes or [_generic(by_name)] if by_name else []
 
 
 _FORM = "one id of the vocabulary per row"
+_COLD = "keys and temperatures at their ends"
 
 
 _NAN = Cause(
@@ -81,7 +84,8 @@ def _call_cause(evidence: Mapping[str, JSON]) -> Cause:
             "start the search for the maximum at a valid id, and mask the lanes behind the last token",
         )
     if "raised" in evidence:
-        return Cause("the sampler raises an error", str(evidence["raised"]), "answer for every row and key")
+        told = f"{evidence['raised']} (rows of {width} tokens, temperatures {evidence.get('temperatures')})"
+        return Cause("the sampler raises an error", told, "answer for every row and key; temperature 0 means greedy")
     if "changed" in evidence:
         return Cause(
             "the sampler changes its arguments", "logits or keys were overwritten", "write to memory of its own"
@@ -127,6 +131,17 @@ def _batch_cause(target: SamplerTarget) -> Cause:
         "draws depend on the batch",
         "the same row and key give another token in other company",
         "key the noise by the row's own seed, its position and the token id, never by the place in the batch",
+    )
+
+
+def _cold_cause(evidence: Mapping[str, JSON]) -> Cause:
+    """At temperature 0.001 a token 0.05 below the best is drawn once in e**50."""
+    return Cause(
+        "a low temperature is not applied",
+        f"at temperature {evidence.get('temperature')} id {evidence.get('drawn')} came out, and not the best, "
+        f"{evidence.get('expected')}, although it is 50 nats or more below it",
+        "divide each row by its own temperature before the noise is added; if that is so, look at seeds and "
+        "positions at the ends of their ranges",
     )
 
 

@@ -38,7 +38,12 @@ def filter_causes(failed: Sequence[JudgedTest], target: object) -> list[Cause]:
         return []
     kept = _kept_counts(target)
     return [cause for cause in (_top_p_cause(kept), _top_k_cause(kept), _min_p_cause(kept)) if cause] or [
-        Cause("filters", f"of {_SHARES.tolist()} these are kept: {kept}", "compare with a sort in float64")
+        Cause(
+            "filters",
+            f"failed: {', '.join(test.first.name for test in failed if test.layer == 'filters')}; small rows "
+            "are filtered rightly",
+            "compare what these rows keep with a sort in float64; tokens with equal logits are kept or left together",
+        )
     ]
 
 

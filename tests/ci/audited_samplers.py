@@ -21,5 +21,23 @@ class Provider:
         return Sampler()
 
 
+class WithArguments:
+    def __init__(self, engine):
+        self.engine = engine
+
+
+class WithoutDevice(Provider):
+    def sampler(self):
+        raise OSError("no device here")
+
+
+def three_arguments(logits, temperature, seeds):
+    return largest(logits, temperature, seeds, seeds)
+
+
+class ThreeArguments(Sampler):
+    sample = staticmethod(three_arguments)
+
+
 sampler = Sampler()
 provider = Provider()

@@ -96,6 +96,19 @@ class TestTargets:
             drawn = target.sample(np.eye(3, dtype=np.float32), np.zeros(3, np.float32), *CleanKeys)
             assert drawn.tolist() == [0, 1, 2]
 
+    @pytest.mark.parametrize(
+        ("name", "told"),
+        [
+            ("WithArguments", "missing 1 required positional argument"),
+            ("WithoutDevice", "no device here"),
+            ("three_arguments", "called with four arguments"),
+            ("ThreeArguments", "called with four arguments"),
+        ],
+    )
+    def test_one_that_cannot_be_made_or_called_is_refused(self, name, told):
+        with pytest.raises(InputError, match=told):
+            auditing.resolve_sampler(f"tests.ci.audited_samplers:{name}")
+
     def test_anything_else_is_refused(self):
         with pytest.raises(InputError, match="a sampler has a name"):
             auditing.resolve_sampler("tests.ci.audited_samplers:NUMBER")

@@ -91,6 +91,24 @@ def test_an_error_of_the_sampler_is_a_finding():
     assert "no filters today" in report.causes[0].detail
 
 
+@pytest.mark.parametrize("layer", ["contract", "distribution"])
+def test_an_error_in_every_call_is_a_finding_too(layer):
+    """Also the calls that time the sampler, before any layer runs."""
+
+    def raising(logits, temperature, seeds, positions):
+        raise RuntimeError("out of memory today")
+
+    report = run(CallableSampler(raising), layer)
+    assert report.verdict is RunVerdict.FAIL
+    assert report.causes[0].kind == "the sampler raises an error"
+    assert "out of memory today" in report.causes[0].detail
+
+
+def test_a_rate_is_refused_by_the_name_that_was_written():
+    with pytest.raises(ArgumentError, match=r"^alpha=0\.0"):
+        settings(alpha=0.0)
+
+
 def test_an_error_of_ours_is_none(monkeypatch):
     monkeypatch.setattr(audits, "contract_causes", functools.partial(settings, layers=("nonsense",)))
     with pytest.raises(ArgumentError, match="nonsense"):

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
-from mrv2.stats.causes.draws import distribution_causes
-from mrv2.stats.causes.parts import _SPECULATION, speculation_causes
+from mrv2.stats.causes.draws import contract_causes, distribution_causes
+from mrv2.stats.causes.parts import _SPECULATION, filter_causes, speculation_causes
+from mrv2.stats.contract_layer import ContractLayer
 from mrv2.stats.decision import run_audit
 from mrv2.stats.distribution_layer import DistributionLayer, RowPlan, draws_needed
 from mrv2.stats.distributions import half_head, ladder, zipf
+from mrv2.stats.filters_layer import FiltersLayer
 from mrv2.stats.layers import AuditPlan, Silent
 from mrv2.stats.planted.clean import CleanSampler
 from mrv2.stats.planted.faults import RoundedTemperature, TokensOnly
@@ -82,3 +84,45 @@ class TestSpeculation:
 
         (cause,) = speculation_causes([self.Failed], AlwaysAccepts())
         assert cause.kind == "speculative decoding"
+
+
+def test_an_ignored_temperature_is_named_by_the_contract():
+    class IgnoresTemperature(CleanSampler):
+        def sample(self, logits, temperature, seeds, positions):
+            return super().sample(logits, np.where(temperature > 0, 1, 0).astype(np.float32), seeds, positions)
+
+    found = run_audit([ContractLayer()], IgnoresTemperature(), AuditPlan(1100, 3), Silent())
+    (cause,) = contract_causes(found.decision.failed, IgnoresTemperature())
+    assert cause.kind == "a low temperature is not applied"
+    assert "at temperature 0.001" in cause.detail
+
+
+def test_an_error_says_for_which_rows_it_came():
+    class RefusesGreedy(CleanSampler):
+        def sample(self, logits, temperature, seeds, positions):
+            if not temperature.all():
+                raise ZeroDivisionError("logits / temperature")
+            return super().sample(logits, temperature, seeds, positions)
+
+    found = run_audit([ContractLayer()], RefusesGreedy(), AuditPlan(1100, 3), Silent())
+    (cause,) = contract_causes(found.decision.failed, RefusesGreedy())
+    assert cause.kind == "the sampler raises an error"
+    assert "temperatures [0.0]" in cause.detail
+
+
+def test_filters_wrong_only_in_odd_rows_are_told_by_their_test():
+    """Cuts among equal tokens behind top-p, which five tokens of different shares do not show."""
+
+    class CutsTies(CleanSampler):
+        def kept(self, logits, temperature, filters):
+            kept = super().kept(logits, temperature, filters)
+            for row, mask, top_p in zip(logits, kept, filters.top_p, strict=True):
+                last = np.flatnonzero(mask & (row == row[mask].min()))
+                if top_p < 1 and last.size > 1:
+                    mask[last[-1]] = False
+            return kept
+
+    found = run_audit([FiltersLayer(400)], CutsTies(), AuditPlan(1100, 3), Silent())
+    (cause,) = filter_causes(found.decision.failed, CutsTies())
+    assert "top-p inside a group of ties" in cause.detail
+    assert "equal logits" in cause.remedy
