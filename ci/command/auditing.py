@@ -92,9 +92,9 @@ def run(options: Options) -> None:
         InputError: an option cannot be used.
         typer.Exit: with the exit code of the verdict.
     """
-    for path in (options.json, options.html):
+    for option, path in (("--json", options.json), ("--html", options.html)):
         if path:
-            check_destination(path)
+            check_destination(path, option)
     chosen = options.settings()
     with importable(Path.cwd()):
         target = resolve_sampler(options.target)

@@ -47,9 +47,9 @@ def race(
 ) -> None:
     """Find races of a program that says device="cuda", without a GPU; fails on a race and on data that depend on it."""
     with guarded(debug):
-        for path in (json, replay):
+        for option, path in (("--json", json), ("--replay", replay)):
             if path:
-                check_destination(path)
+                check_destination(path, option)
         accepted = read_baseline(baseline) if baseline else Baseline()
         runs, recorded, seen = _run(program, schedules, witness)
         findings = _each_once(runs)

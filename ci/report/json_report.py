@@ -141,10 +141,14 @@ def first_fault(content: object) -> str | None:
     return None if error is None else f"{error.json_path}: {error.message[:200]}"
 
 
-def check_destination(path: Path) -> None:
+def check_destination(path: Path, option: str = "--json") -> None:
     """Make sure, before a long run, that a report can be written to ``path`` after it.
 
     Tries it, since permission bits do not tell (a read-only file system, a quota, root); leaves nothing behind.
+
+    Args:
+        path: of the report.
+        option: by which the path was given, for the error.
 
     Raises:
         InputError: the folder is missing or not writable, or ``path`` is something other than a file.
@@ -152,14 +156,14 @@ def check_destination(path: Path) -> None:
     try:
         final = _final(path)
         if final.is_symlink() or (final.exists() and not final.is_file()):  # a resolved link is one to itself
-            raise _bad_destination(path, "it exists and is not a regular file")
+            raise _bad_destination(path, "it exists and is not a regular file", option)
         if not final.parent.is_dir():
-            raise _bad_destination(path, f"the folder {final.parent} does not exist")
+            raise _bad_destination(path, f"the folder {final.parent} does not exist", option)
         probe = _temporary(final)
         probe.touch(exist_ok=False)
         probe.unlink()
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        raise _bad_destination(path, getattr(error, "strerror", None) or str(error)) from error
+        raise _bad_destination(path, getattr(error, "strerror", None) or str(error), option) from error
 
 
 def write_report(path: Path, report: Report) -> None:
@@ -193,9 +197,9 @@ def _temporary(final: Path) -> Path:
     return final.with_name(f".{final.name[:32]}.{uuid.uuid4().hex}.tmp")
 
 
-def _bad_destination(path: Path, detail: str) -> InputError:
+def _bad_destination(path: Path, detail: str, option: str = "--json") -> InputError:
     return InputError(
-        f"--json {path}",
+        f"{option} {path}",
         f"the report must be writable: {detail}",
         "a result that cannot be kept is better refused before the run than after it",
         "the name of a file, new or to be replaced, in an existing folder that you may write to",

@@ -140,8 +140,7 @@ def _cold_cause(evidence: Mapping[str, JSON]) -> Cause:
         "a low temperature is not applied",
         f"at temperature {evidence.get('temperature')} id {evidence.get('drawn')} came out, and not the best, "
         f"{evidence.get('expected')}, although it is 50 nats or more below it",
-        "divide each row by its own temperature before the noise is added; if that is so, look at seeds and "
-        "positions at the ends of their ranges",
+        "divide each row by its own temperature; if it is, look at the largest seeds and positions",
     )
 
 

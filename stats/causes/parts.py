@@ -42,7 +42,7 @@ def filter_causes(failed: Sequence[JudgedTest], target: object) -> list[Cause]:
             "filters",
             f"failed: {', '.join(test.first.name for test in failed if test.layer == 'filters')}; small rows "
             "are filtered rightly",
-            "compare what these rows keep with a sort in float64; tokens with equal logits are kept or left together",
+            "compare with a sort in float64; equal logits are kept or left together",
         )
     ]
 

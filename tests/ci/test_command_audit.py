@@ -82,6 +82,13 @@ def test_bad_input_is_told_in_four_parts(arguments):
     assert "instead" in errors
 
 
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_a_file_that_cannot_be_written_is_named_by_its_option(option, tmp_path):
+    code, _, errors = audit("clean", option, str(tmp_path / "missing" / "out"))
+    assert code == 2
+    assert errors.startswith(f"error: {option} ")
+
+
 def test_names_are_listed():
     code, lines, _ = audit("--list")
     assert code == 0
