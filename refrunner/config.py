@@ -205,7 +205,7 @@ class RunnerConfig:
                 f"RunnerConfig.device={self.device!r}",
                 "this process sees no CUDA device",
                 "torch was built without CUDA, or the driver is missing",
-                "device='cpu', which runs the same code with interpreted kernels",
+                "device='cpu', which runs the same code with kernels that are compiled for it, or interpreted",
             )
 
     def _check_attention(self) -> None:

@@ -35,7 +35,8 @@ class Completion:
     Attributes:
         text: the generated tokens as text; empty if there is no tokenizer.
         token_ids: generated tokens, a final stop token included.
-        logprobs: natural log-probability of each under the model's own distribution.
+        logprobs: of each, natural logarithm, under the model's own distribution, or what
+            ``RunnerConfig.logprobs_mode`` says.
         finish_reason: ``"stop"``, ``"length"``, ``"abort"`` or ``"error"``.
         seed: seed of the request's noise, also when it was drawn here; None for greedy requests without one.
         top_logprobs: more on each token, if ``SamplingParams.logprobs`` or ``logprob_token_ids`` asks for it.
