@@ -15,7 +15,6 @@ from mrv2.ci.report.outcome import ReportedFinding
 
 from .environment import describe
 from .shared import DebugOption, JsonOption, exit_code, guarded, output
-from .targets import REFERENCE, importable, resolve_object, resolve_target
 
 if TYPE_CHECKING:
     from mrv2.fuzz.conformance import Check, Checked
@@ -31,8 +30,10 @@ def runner(target: Name, json: JsonOption = None, debug: DebugOption = False) ->
         from mrv2.checks import triton_cpu
         from mrv2.fuzz.conformance import RUNNER_CHECKS
 
+        from .targets import importable
+
         with importable(Path.cwd()), triton_cpu.enabled():
-            found = resolve_target(target) if target == REFERENCE else _instance(target)
+            found = _instance(target)
             _answer("conform runner", target, found, RUNNER_CHECKS, json)
 
 
@@ -44,13 +45,19 @@ def sampler(target: Name, json: JsonOption = None, debug: DebugOption = False) -
         from mrv2.fuzz.conformance import SAMPLER_CHECKS
         from mrv2.fuzz.targets.protocols import SamplerProvider
 
+        from .targets import importable
+
         with importable(Path.cwd()), triton_cpu.enabled():
-            found = resolve_target(target) if target == REFERENCE else _instance(target)
+            found = _instance(target)
             found = found.sampler() if isinstance(found, SamplerProvider) else found
             _answer("conform sampler", target, found, SAMPLER_CHECKS, json)
 
 
 def _instance(reference: str) -> object:
+    from .targets import REFERENCE, resolve_object, resolve_target
+
+    if reference == REFERENCE:
+        return resolve_target(reference)
     found = resolve_object(f"TARGET {reference!r}", reference)
     return found() if isinstance(found, type) else found
 

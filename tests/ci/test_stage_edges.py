@@ -29,9 +29,10 @@ INPUTS = {
 OUTPUTS = {"rotary_wraps", "context_is_cut", "draw_position_wraps"}
 # What the quick workload shows.
 SHORT = {
-    "seed_loses_a_bit": "MRV302",
-    "greedy_inherits_temperature": "MRV302",
-    "sum_of_the_first_block": "MRV303",
+    "seed_loses_a_bit": {"MRV302"},
+    "greedy_inherits_temperature": {"MRV302"},
+    # Under a grammar the first block may be empty; the log-probability is infinite then, which is no number.
+    "sum_of_the_first_block": {"MRV303", "MRV307"},
 }
 # What the stage of state and poison shows; see its own tests.
 STATE = {"token_table_not_updated", "padding_keeps_its_length", "padding_clears_a_slot"}
@@ -85,7 +86,7 @@ def test_the_quick_workload_shows_it(tiny_oracle, progress, monkeypatch, name):
     monkeypatch.setattr(runner_oracle, "edges_workload", lambda *args: only_request())
     result = verify(tiny_oracle, progress, name)
     assert result.verdict is RunVerdict.FAIL
-    assert {finding.code for finding in result.findings} == {SHORT[name]}
+    assert {finding.code for finding in result.findings} == SHORT[name]
 
 
 def test_both_workloads_together_show_a_rounded_temperature(tiny_oracle, progress):

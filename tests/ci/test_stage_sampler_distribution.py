@@ -170,6 +170,7 @@ HIDDEN = {
 # What the replay says about a visible defect, where it knows more than the distribution.
 REPLAYED = {
     "temperature ignored": "temperature 1 in place of the row's own",
+    "last block lost": "leaving out a last, partial block",
     "top token dropped": "leaving out the most likely token",
     "seeds ignored": "seed 0",
     "seed cut": "the low 32 bits of the seed",

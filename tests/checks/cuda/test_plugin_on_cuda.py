@@ -78,7 +78,7 @@ def test_what_needs_the_virtual_device_is_skipped_and_marked_tests_are_checked(g
 
 
 def test_without_a_device_a_checked_test_fails_and_says_why(project):  # noqa: F811
-    result = project("def test_it(): pass\n").runpytest("--mrv2-device=cuda", "--mrv2-sync=error")
+    result = project("def test_it(): pass\n").runpytest("--mrv2-device=cuda", "--mrv2-sync=error", "-rN")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*there must be a CUDA device*"])
     # Said once, in its four parts, without the exception that it came as.
