@@ -23,17 +23,13 @@ from mrv2.checks.sync.virtual import install
 from mrv2.checks.sync.watch import Watch
 from mrv2.checks.virtual.runs import Run, run_program
 from mrv2.fuzz.checked import checked_runner
-from mrv2.fuzz.feature_sets.judge import Judge, Tally
+from mrv2.fuzz.feature_sets.judge import Tally, judge_of
 from mrv2.fuzz.feature_sets.runners import RecordingRunner
 from mrv2.fuzz.targets.protocols import Feature, HotPathTarget, Runner, RunnerTarget
 from mrv2.fuzz.workload import Crash, RequestResult, Trace, close
 from mrv2.refrunner.api import Handle, Step
 from mrv2.refrunner.kv_groups import KVGroups
 from mrv2.refrunner.models.checkpoint import load_checkpoint
-from mrv2.refrunner.models.tokenizer import load_tokenizer
-from mrv2.refrunner.oracle.grammar import GrammarOracle
-from mrv2.refrunner.oracle.llama import LlamaOracle
-from mrv2.refrunner.oracle.oracle import Oracle
 
 from .relations import RELATIONS, differences
 from .script import Script
@@ -210,7 +206,7 @@ class _Looking:
 def _outcome(program: _Program, findings: tuple[Finding, ...], run: Run | None) -> CaseOutcome:
     trace, tally = program.trace, Tally()
     if program.recorder is not None:
-        judge = _judge(program.script.model, bool(program.script.settings.get("grammars")))
+        judge = judge_of(program.script.model, bool(program.script.settings.get("grammars")))
         tally = judge.judge(program.workload, trace, program.recorder.reports, program.recorder.prompts)
     found = [*_of_trace(trace), *map(_of_finding, findings), *_broken(trace), *_crashes(trace, run)]
     found += map(_of_words, tally.failures)
@@ -298,13 +294,3 @@ def model_facts(model: str) -> tuple[int, tuple[int, ...]]:
     """Size of the vocabulary, and the windows of the KV groups."""
     config = load_checkpoint(model).config
     return config.vocab_size, KVGroups.of_layers(config.layer_windows).windows
-
-
-@functools.cache
-def _judge(model: str, grammars: bool) -> Judge:
-    checkpoint = load_checkpoint(model)
-    reader = None
-    if grammars:
-        words = load_tokenizer(checkpoint).vocabulary()
-        reader = GrammarOracle(words.tokens, words.special, words.encode, checkpoint.config.vocab_size)
-    return Judge(Oracle(LlamaOracle(checkpoint.config, checkpoint.tensors), reader))

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .api import Handle, InvariantViolation, NewRequest, Step
 from .async_output import AsyncOutput, EmptyOutput
+from .attention.backends import attention_backend
 from .attention.interface import AttentionBackend
 from .block_upkeep import BlockHolders, BlockUpkeep, places_of
 from .config import SMALLEST_POOL, RunnerConfig
@@ -43,7 +44,7 @@ from .models.weights import Checkpoint
 from .request_states import RequestStates
 from .sampling.prompt_logprobs import PromptLogprobs, PromptReport
 from .sampling.sampler import Sampler, SamplerOutput
-from .speculation.proposers import attention_backend, load_draft_model, make_proposer
+from .speculation.proposers import load_draft_model, make_proposer
 from .staging import PackedUpload, PinnedRing
 from .startup import blocks_that_fit, largest_shape, log_start
 from .step_check import StepChecker

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import tokenize
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -178,8 +178,3 @@ def absolute(source: Source, node: ast.ImportFrom) -> str:
     parts = source.package.split(".")
     base = parts[: len(parts) - (node.level - 1)]
     return ".".join([*base, *([node.module] if node.module else [])])
-
-
-def all_of(sources: Sources, names: Sequence[str]) -> list[Source]:
-    """Those of the named modules that can be parsed."""
-    return [source for name in names if (source := sources.module(name)) is not None]

@@ -40,8 +40,3 @@ def meetings(script: Script, knobs: Mapping[str, Knob]) -> Iterator[str]:
 def schedule_of(script: Script) -> str:
     """The kind of its schedule."""
     return "cpu" if script.schedule is None else script.schedule.base.partition(":")[0]
-
-
-def number_of_meetings(knobs: Mapping[str, Knob]) -> int:
-    """How many there could be."""
-    return len({*SAMPLING, *knobs, "continues"}) * len(EVENTS) * len(SCHEDULES)

@@ -19,7 +19,7 @@ from mrv2.fuzz.script import script_from_json
 from .durable import write_durably
 from .findings import FindingStore, FoundCase
 from .options import Options
-from .progress import Progress, read_progress
+from .progress import Progress, ProgressReader
 from .worker import FINDINGS, WORKERS
 
 POLL_SECONDS = 0.2
@@ -78,6 +78,7 @@ class CampaignDriver:
         self._options = options
         self._command = command
         self._store = FindingStore(folder / FINDINGS)
+        self._progress = ProgressReader(folder / WORKERS)
         self._count = workers
         self._processes: list[_Process] = []
         self._deaths = 0
@@ -99,7 +100,8 @@ class CampaignDriver:
             CheckError: a worker cannot be kept alive, or its disk is full.
         """
         try:
-            self._processes = [self._start(number) for number in range(self._count)]
+            for number in range(self._count):
+                self._processes.append(self._start(number))
             while self._alive() and (seconds is None or time.monotonic() - self._began < seconds):
                 time.sleep(POLL_SECONDS)
                 watch(self.state())
@@ -110,8 +112,9 @@ class CampaignDriver:
     def state(self) -> State:
         """What the folder holds now."""
         alive = sum(one.process.poll() is None for one in self._processes)
-        progress = read_progress(self._folder / WORKERS)
-        return State(progress, tuple(self._store.all()), alive, self._deaths, time.monotonic() - self._began)
+        return State(
+            self._progress.read(), tuple(self._store.all()), alive, self._deaths, time.monotonic() - self._began
+        )
 
     def _start(self, number: int) -> _Process:
         # Not in the campaign's folder, whose disk may be what is full.
@@ -159,7 +162,7 @@ class CampaignDriver:
             raise _refused(_last_words(one))
         if -code not in _FROM_OUTSIDE:
             self._keep_current(one.number, signal.Signals(-code).name)
-        cases = read_progress(self._folder / WORKERS).counts["cases"]
+        cases = self._progress.read().counts["cases"]
         one.deaths = one.deaths + 1 if cases == one.cases_before else 1
         one.cases_before = cases
         if one.deaths >= DEATHS_IN_A_ROW:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from mrv2.checks.findings import JSON
@@ -38,15 +38,21 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def read_lines(path: Path) -> Iterator[dict[str, JSON]]:
-    """The objects of a file of JSON lines; a last line that was cut off by a crash is none."""
-    with path.open(encoding="utf-8", errors="replace") as file:
+def read_lines(path: Path, start: int = 0) -> tuple[list[dict[str, JSON]], int]:
+    """The objects of a file of JSON lines from a byte on, and the byte behind the last whole line.
+
+    A last line that was cut off by a crash is none, nor is what follows a line that is no JSON.
+    """
+    found: list[dict[str, JSON]] = []
+    with path.open("rb") as file:
+        file.seek(start)
         for line in file:
-            if not line.endswith("\n"):
-                return
             try:
-                content = json.loads(line)
+                content = json.loads(line) if line.endswith(b"\n") else None
             except ValueError:
-                return
-            if isinstance(content, dict):
-                yield content
+                content = None
+            if not isinstance(content, dict):
+                break
+            found.append(content)
+            start += len(line)
+    return found, start

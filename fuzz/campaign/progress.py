@@ -53,13 +53,25 @@ class Progress:
         return 1 - self.seconds["case_seconds"] / total if total else 0.0
 
 
-def read_progress(folder: Path) -> Progress:
-    """The sums of all processes that ever worked in a folder."""
-    progress = Progress()
-    for path in sorted(folder.glob("*.jsonl")):
-        for line in read_lines(path):
-            progress.add(line)
-    return progress
+class ProgressReader:
+    """The sums of all processes that ever worked in a folder; what was read before is not read again.
+
+    Args:
+        folder: of the workers.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ends: dict[Path, int] = {}
+        self._progress = Progress()
+
+    def read(self) -> Progress:
+        """The sums by now."""
+        for path in sorted(self._folder.glob("*.jsonl")):
+            lines, self._ends[path] = read_lines(path, self._ends.get(path, 0))
+            for line in lines:
+                self._progress.add(line)
+        return self._progress
 
 
 class ProgressLog:

@@ -7,7 +7,6 @@ since each look synchronises.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -17,12 +16,9 @@ from mrv2.checks.findings import JSON, Finding, Verdict
 from mrv2.checks.virtual.runs import run_program
 from mrv2.fuzz.targets.protocols import RunnerTarget
 from mrv2.fuzz.workload import Driver, RequestResult, Trace, Workload, close
-from mrv2.refrunner.models.checkpoint import load_checkpoint
-from mrv2.refrunner.oracle.llama import LlamaOracle
-from mrv2.refrunner.oracle.oracle import Oracle
 
 from .factors import FeatureSet
-from .judge import Judge, Tally
+from .judge import Tally, judge_of
 from .runners import RecordingRunner, SessionRunner
 from .traces import workload_of
 
@@ -174,7 +170,7 @@ def _outcome(features: FeatureSet, environment: str, workload: Workload, program
     tally = Tally()
     failures = [*seen.failures, *_faults(trace)]
     if recorder is not None:
-        tally = _judge(str(features.values["model"])).judge(workload, trace, recorder.reports, recorder.prompts)
+        tally = judge_of(str(features.values["model"])).judge(workload, trace, recorder.reports, recorder.prompts)
         failures += [f"request {name}: {fault}" for name, fault in recorder.faults.items()]
     return Outcome(
         number=features.number,
@@ -205,9 +201,3 @@ def _faults(trace: Trace) -> list[str]:
     crashes = [crash for crash in (trace.crash, *trace.faults) if crash]
     broken = [f"step {step}: {_words(finding)}" for step, finding in trace.broken]
     return [*(f"step {crash.step}: {crash.error} at {crash.where[:3]}" for crash in crashes), *broken]
-
-
-@functools.cache
-def _judge(model: str) -> Judge:
-    checkpoint = load_checkpoint(model)
-    return Judge(Oracle(LlamaOracle(checkpoint.config, checkpoint.tensors)))

@@ -5,6 +5,7 @@ Each answer is judged given the answers before it, so one near tie that falls th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,10 @@ from numpy.typing import NDArray
 
 from mrv2.fuzz.workload import Trace, Workload, WorkloadRequest
 from mrv2.refrunner.api import NewRequest, TokenLogprobs
+from mrv2.refrunner.models.checkpoint import load_checkpoint
+from mrv2.refrunner.models.tokenizer import load_tokenizer
+from mrv2.refrunner.oracle.grammar import GrammarOracle
+from mrv2.refrunner.oracle.llama import LlamaOracle
 from mrv2.refrunner.oracle.oracle import Oracle
 from mrv2.refrunner.oracle.rounding import Float32Twins, Judgement, Rounding, bound_token, log_softmax_errors
 from mrv2.refrunner.oracle.sampling import log_softmax
@@ -122,6 +127,17 @@ class Judge:
                 continue
             token = asked.token_ids[position]
             _compare_report(tally, asked, position, _row(rounding, position), token, report, count)
+
+
+@functools.cache
+def judge_of(model: str, grammars: bool = False) -> Judge:
+    """The judge of a model that ``load_checkpoint`` knows, made once; with ``grammars`` it knows the model's texts."""
+    checkpoint = load_checkpoint(model)
+    reader = None
+    if grammars:
+        words = load_tokenizer(checkpoint).vocabulary()
+        reader = GrammarOracle(words.tokens, words.special, words.encode, checkpoint.config.vocab_size)
+    return Judge(Oracle(LlamaOracle(checkpoint.config, checkpoint.tensors), reader))
 
 
 def _whole_prompts(workload: Workload, trace: Trace) -> dict[str, tuple[int, ...]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from ..attention.backends import attention_backend
 from ..attention.interface import AttentionBackend
-from ..attention.torch_reference import TorchReferenceAttention
-from ..attention.triton_paged import TritonPagedAttention
 from ..block_tables import BlockTables
 from ..config import RunnerConfig
 from ..device import Device
@@ -43,11 +42,6 @@ def load_draft_model(config: RunnerConfig, target: LlamaModel, draft: Checkpoint
     if head:
         return EagleHead(target, draft.config, draft.tensors, kernels=kernels)
     return StandaloneDraft(LlamaModel(draft.config, draft.tensors, target.device, target.dtype, kernels=kernels))
-
-
-def attention_backend(config: RunnerConfig) -> type[TritonPagedAttention | TorchReferenceAttention]:
-    """The implementation that the configuration names."""
-    return TritonPagedAttention if config.attention == "triton" else TorchReferenceAttention
 
 
 def make_proposer(

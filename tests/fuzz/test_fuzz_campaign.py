@@ -10,11 +10,11 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from mrv2.checks.errors import CheckError
 from mrv2.checks.virtual.schedules import Decision, Schedule
-from mrv2.fuzz.campaign.coverage import meetings, number_of_meetings
+from mrv2.fuzz.campaign.coverage import meetings
 from mrv2.fuzz.campaign.driver import CampaignDriver
 from mrv2.fuzz.campaign.findings import FindingStore, FoundCase, read_found_case
 from mrv2.fuzz.campaign.options import Options, check_features
-from mrv2.fuzz.campaign.progress import ProgressLog, read_progress
+from mrv2.fuzz.campaign.progress import ProgressLog, ProgressReader
 from mrv2.fuzz.campaign.worker import Worker
 from mrv2.fuzz.case import CaseOutcome, Failure
 from mrv2.fuzz.feature_sets.judge import Tally
@@ -205,10 +205,35 @@ def test_a_torn_line_of_progress_costs_only_itself(tmp_path):
     line = len(whole) // 3
     for length in range(len(whole) + 1):
         path.write_bytes(whole[:length])
-        assert read_progress(tmp_path).counts["cases"] == 2 * (length // line)
+        assert ProgressReader(tmp_path).read().counts["cases"] == 2 * (length // line)
     again = ProgressLog(tmp_path, 0)
     again.write({"cases": 5})
-    assert read_progress(tmp_path).counts["cases"] == 11, "a process that comes after a torn line has its own file"
+    assert ProgressReader(tmp_path).read().counts["cases"] == 11, (
+        "a process that comes after a torn line has its own file"
+    )
+
+
+def test_progress_is_read_on_where_it_ended(tmp_path):
+    log, reader = ProgressLog(tmp_path, 0), ProgressReader(tmp_path)
+    log.write({"cases": 2})
+    (path,) = tmp_path.glob("*.jsonl")
+    assert reader.read().counts["cases"] == 2
+    with path.open("a") as file:
+        file.write('{"cases": 3')
+    assert reader.read().counts["cases"] == 2, "half a line"
+    with path.open("a") as file:
+        file.write("}\n")
+    ProgressLog(tmp_path, 1).write({"cases": 4})
+    assert [reader.read().counts["cases"] for _ in range(2)] == [9, 9]
+
+
+def test_a_worker_that_cannot_be_started_leaves_none_behind(tmp_path):
+    """The first one would work for ever, and the second one is no program."""
+    forever = [sys.executable, "-c", "import signal; signal.pause()"]
+    driver = CampaignDriver(tmp_path, Options("refrunner"), 2, lambda number: forever if number == 0 else ["/none"])
+    with pytest.raises(FileNotFoundError):
+        driver.run(None, lambda state: None)
+    assert driver.state().workers == 0
 
 
 def test_a_worker_finds_minimises_and_does_not_report_twice(tmp_path, monkeypatch):
@@ -223,16 +248,16 @@ def test_a_worker_finds_minimises_and_does_not_report_twice(tmp_path, monkeypatc
     Worker(TARGET, Options("refrunner", cases=60, cases_a_round=20), tmp_path, 0).run()
     (case,) = FindingStore(tmp_path / "findings").all()
     assert case.minimised and case.script.events == (Skip(),) and len(case.original.events) > 1
-    progress = read_progress(tmp_path / "workers")
+    progress = ProgressReader(tmp_path / "workers").read()
     assert progress.counts["cases"] == len(ran)
     assert progress.counts["rounds"] == 3 and progress.hits["skip"] > 3
-    assert 0 < len(progress.meetings) <= number_of_meetings(TARGET.knobs)
+    assert progress.meetings == {name for script in ran for name in meetings(script, TARGET.knobs)}
 
 
 def test_a_worker_whose_driver_is_gone_does_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("mrv2.fuzz.campaign.worker.run_case", lambda target, script: pytest.fail("it went on"))
     Worker(TARGET, Options("refrunner", cases=60), tmp_path, 0, parent=2**30).run()
-    assert read_progress(tmp_path / "workers").counts["cases"] == 0
+    assert ProgressReader(tmp_path / "workers").read().counts["cases"] == 0
 
 
 def test_a_failure_that_does_not_repeat_says_so(tmp_path, monkeypatch):

@@ -56,7 +56,7 @@ def test_a_device_that_refuses_half_way_is_a_configuration_error(checkpoint, mon
     def refuse(*_):
         raise error
 
-    monkeypatch.setattr("mrv2.refrunner.speculation.proposers.TorchReferenceAttention", refuse)
+    monkeypatch.setattr("mrv2.refrunner.attention.backends.TorchReferenceAttention", refuse)
     with pytest.raises(ConfigurationError, match="bytes"):
         ModelRunner(RunnerConfig(max_model_len=48), checkpoint.config, checkpoint.tensors)
 
@@ -65,7 +65,7 @@ def test_other_errors_of_an_allocation_are_not_disguised(checkpoint, monkeypatch
     def fail(*_):
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr("mrv2.refrunner.speculation.proposers.TorchReferenceAttention", fail)
+    monkeypatch.setattr("mrv2.refrunner.attention.backends.TorchReferenceAttention", fail)
     with pytest.raises(RuntimeError, match="a defect"):
         ModelRunner(RunnerConfig(max_model_len=48), checkpoint.config, checkpoint.tensors)
 
