@@ -9,6 +9,7 @@ from torch import Tensor
 from .api import LogitsFault, StepOutput, TokenLogprobs
 from .device import Device, Event
 from .input_batch import InputBatch
+from .phases import Phase, phase
 from .sampling.logprobs import LogprobReport
 from .sampling.prompt_logprobs import PromptReport
 from .sampling.sampler import SamplerOutput
@@ -60,18 +61,24 @@ class AsyncOutput:
     def result(self) -> StepOutput:
         """Wait for the copies; later calls return the same output."""
         if self._output is None:
-            self._done.synchronize()
-            rows = self._rows()
-            tokens, logprobs = self._copies[0][0].tolist(), self._copies[1].tolist()
-            self._output = StepOutput(
-                token_ids={name: tuple(tokens[begin:end]) for name, (begin, end) in rows.items()},
-                logprobs={name: tuple(logprobs[begin:end]) for name, (begin, end) in rows.items()},
-                top_logprobs=self._top_logprobs(rows),
-                prompt_logprobs={report.request_id: report.entries() for report in self._prompts},
-                faults=self._faults(rows),
-                drafts=self._proposals(),
-            )
+            with phase(Phase.WAIT):
+                self._done.synchronize()
+            with phase(Phase.DOWNLOAD):
+                self._output = self._read()
         return self._output
+
+    def _read(self) -> StepOutput:
+        """What the copies hold."""
+        rows = self._rows()
+        tokens, logprobs = self._copies[0][0].tolist(), self._copies[1].tolist()
+        return StepOutput(
+            token_ids={name: tuple(tokens[begin:end]) for name, (begin, end) in rows.items()},
+            logprobs={name: tuple(logprobs[begin:end]) for name, (begin, end) in rows.items()},
+            top_logprobs=self._top_logprobs(rows),
+            prompt_logprobs={report.request_id: report.entries() for report in self._prompts},
+            faults=self._faults(rows),
+            drafts=self._proposals(),
+        )
 
     def _rows(self) -> dict[str, tuple[int, int]]:
         """Rows of logits, begin and end, whose tokens each request gets."""
@@ -97,7 +104,8 @@ class AsyncOutput:
         if self._drafts is None:
             return {}
         places, copy, done = self._drafts
-        done.synchronize()
+        with phase(Phase.WAIT):
+            done.synchronize()
         rows = copy.tolist()
         return {name: tuple(token for token in rows[index] if token >= 0) for name, index in places.items()}
 

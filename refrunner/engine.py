@@ -10,6 +10,7 @@ from .api import Handle, NewRequest, Runner, SamplingParams
 from .config import RunnerConfig
 from .errors import RequestError, RunnerError
 from .kv_groups import FULL_ATTENTION
+from .phases import Phase, phase
 from .scheduler import Scheduler, SpeculationStats, TrackedRequest
 
 
@@ -104,14 +105,22 @@ class Engine:
         """
         self.require_usable()
         try:
-            has_work = self._scheduler.has_work
-            if has_work:
-                self._in_flight.append(self._runner.execute(self._scheduler.schedule()))
-            if self._in_flight and (len(self._in_flight) >= self._depth or not has_work):
-                self._scheduler.update(self._in_flight.popleft().result())
+            with phase(Phase.STEP):
+                self._advance()
         except BaseException as error:
             self._failure = type(error).__name__
             raise
+
+    def _advance(self) -> None:
+        has_work = self._scheduler.has_work
+        if has_work:
+            with phase(Phase.SCHEDULER):
+                step = self._scheduler.schedule()
+            self._in_flight.append(self._runner.execute(step))
+        if self._in_flight and (len(self._in_flight) >= self._depth or not has_work):
+            output = self._in_flight.popleft().result()
+            with phase(Phase.SCHEDULER):
+                self._scheduler.update(output)
 
     def drain(self) -> None:
         """Run until nothing is left to do: every request has ended, the runner was told, all outputs were taken."""

@@ -96,7 +96,7 @@ class BatchShape:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class BatchLayout:
     """Host arrays of one batch, and their tickets in the upload."""
 
     request_ids: tuple[str, ...]
@@ -156,7 +156,7 @@ class InputBatchBuilder:
         computed: dict[str, int],
         upload: PackedUpload,
         shape: BatchShape | None = None,
-    ) -> _Layout:
+    ) -> BatchLayout:
         """Lay the batch out on the host and add its arrays to the upload.
 
         Args:
@@ -180,7 +180,7 @@ class InputBatchBuilder:
         bounds = np.cumsum([0, *(1 + drafts)]).astype(np.int32)
         arrays |= self._logit_arrays(rows, query_start_loc[1 : len(lengths) + 1], drafts, bounds)
         tickets = {name: upload.add(array) for name, array in arrays.items()}
-        return _Layout(request_ids, rows, query_start_loc, seq_lens, bounds, shape.num_tokens, tickets)
+        return BatchLayout(request_ids, rows, query_start_loc, seq_lens, bounds, shape.num_tokens, tickets)
 
     def _logit_arrays(
         self,
@@ -201,7 +201,7 @@ class InputBatchBuilder:
             "logit_offsets": offsets,
         }
 
-    def build(self, layout: _Layout, states: RequestStates, upload: PackedUpload) -> InputBatch:
+    def build(self, layout: BatchLayout, states: RequestStates, upload: PackedUpload) -> InputBatch:
         """Enqueue the gather kernels and return the batch."""
         views = {name: upload.view(ticket) for name, ticket in layout.tickets.items()}
         rows, query_start_loc, num_blocks = views["rows"], views["query_start_loc"], views["num_blocks"]

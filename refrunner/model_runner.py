@@ -32,7 +32,7 @@ from .grammar.compiler import GrammarCompiler
 from .grammar.stage import GrammarStage, NoGrammars
 from .graphs.candidates import BatchNeeds, Candidate
 from .graphs.manager import GraphManager
-from .input_batch import BatchShape, InputBatch, InputBatchBuilder
+from .input_batch import BatchLayout, BatchShape, InputBatch, InputBatchBuilder
 from .invariants import HostCounts, check_invariants
 from .kernels.input_prep import post_update
 from .kernels.speculation import post_update_verified
@@ -41,6 +41,7 @@ from .memory import allocating
 from .models.config import LlamaConfig
 from .models.llama import LlamaModel
 from .models.weights import Checkpoint
+from .phases import Phase, phase
 from .request_states import RequestStates
 from .sampling.prompt_logprobs import PromptLogprobs, PromptReport
 from .sampling.sampler import Sampler, SamplerOutput
@@ -184,7 +185,8 @@ class ModelRunner:
         try:
             self._require_open()
             self.batch = None
-            step = self._checked(step)
+            with phase(Phase.STATE_UPDATE):
+                step = self._checked(step)
             with self._device.on_main_stream(), fresh_memory(self.config.poison), self._last_if_it_breaks_off():
                 return self._enqueue(step)
         finally:
@@ -245,40 +247,68 @@ class ModelRunner:
             )
 
     def _enqueue(self, step: Step) -> Handle:
-        self._change_requests(step)
-        step = replace(step, scheduled={name: step.scheduled[name] for name in self._attention.order(step.scheduled)})
+        with phase(Phase.STATE_UPDATE):
+            self._change_requests(step)
+        with phase(Phase.STAGING):
+            step = self._in_order(step)
+            graph = self._graphs.find(self._needs(step))
+            upload, writes, layout = self._stage(step, graph)
+        with phase(Phase.INPUT_PREP):
+            self._scatter(upload, writes)
+            if layout is None:
+                return EmptyOutput()
+            self.batch = self._builder.build(layout, self._states, upload)
+        with phase(Phase.FORWARD):
+            hidden = self._forward(self.batch, graph)
+        with phase(Phase.STAGING):
+            self._grammar.upload(self._drawing(step, self.batch), step.draft_tokens)
+        sampled = self._sample(self.batch, hidden)
+        with phase(Phase.SAMPLER):
+            prompts = self._prompt_logprobs.advance(self.batch, hidden, self._model.compute_logits, self._states)
+        with phase(Phase.DOWNLOAD):
+            output = self._download(step, self.batch, sampled, prompts)
+        with phase(Phase.STATE_UPDATE):
+            self._post_update(step, self.batch, sampled)
+        if self._proposer is not None and sampled.num_emitted is not None:
+            with phase(Phase.DRAFTING):
+                self._proposer.propose(self.batch, sampled.num_emitted, hidden, self._states, upload)
+            if isinstance(output, AsyncOutput):
+                with phase(Phase.DOWNLOAD):
+                    self._grammar.download_drafts(output, self.batch, self._states)
+        return output
+
+    def _in_order(self, step: Step) -> Step:
+        """The step with its requests in the order that attention prefers."""
+        return replace(step, scheduled={name: step.scheduled[name] for name in self._attention.order(step.scheduled)})
+
+    def _stage(self, step: Step, graph: Candidate | None) -> tuple[PackedUpload, PackedUpload, BatchLayout | None]:
+        """Everything that the step needs of the host, on its way to the device.
+
+        Returns:
+            the upload; the staged writes of the tables, the same one unless kernels read them in place; the batch, None
+            if the step schedules no token.
+        """
         upload = PackedUpload()
         writes = PackedUpload(in_place=True) if self.config.staged_writes == "in_place" else upload
         self._states.pack(writes)
         self._sampler.pack(upload)
         self._builder.block_tables.pack(writes)
         self._upkeep.pack(upload)
-        graph = self._graphs.find(self._needs(step))
         shape = graph.shape(len(step.scheduled)) if graph else None
         layout = self._builder.plan(step, self._states, self._computed, upload, shape) if step.scheduled else None
         if layout is not None and self._proposer is not None:
             self._proposer.plan([self._draft_lanes(step, name) for name in layout.request_ids], layout.rows, upload)
         for part in dict.fromkeys((upload, writes)):
             part.send(self._ring)
+        return upload, writes, layout
+
+    def _scatter(self, upload: PackedUpload, writes: PackedUpload) -> None:
+        """Bring what was staged to its tables."""
         self._states.apply(writes)
         self._builder.block_tables.apply(writes)
         writes.end()
         self._upkeep.apply(upload)
         self._sampler.apply(upload, self._states)
-        if layout is None:
-            return EmptyOutput()
-        self.batch = self._builder.build(layout, self._states, upload)
-        hidden = self._forward(self.batch, graph)
-        self._grammar.upload(self._drawing(step, self.batch), step.draft_tokens)
-        sampled = self._sample(self.batch, hidden)
-        prompts = self._prompt_logprobs.advance(self.batch, hidden, self._model.compute_logits, self._states)
-        output = self._download(step, self.batch, sampled, prompts)
-        self._post_update(step, self.batch, sampled)
-        if self._proposer is not None and sampled.num_emitted is not None:
-            self._proposer.propose(self.batch, sampled.num_emitted, hidden, self._states, upload)
-            if isinstance(output, AsyncOutput):
-                self._grammar.download_drafts(output, self.batch, self._states)
-        return output
 
     def _checked(self, step: Step) -> Step:
         tables = self._builder.block_tables
@@ -349,9 +379,11 @@ class ModelRunner:
 
     def _sample(self, batch: InputBatch, hidden: Tensor) -> SamplerOutput:
         """Draw for each request from the logits of its last lane, and of those of its drafts."""
-        logits = self._model.compute_logits(hidden.index_select(0, batch.logit_lanes))
-        self._grammar.apply(logits)
-        return self._sampler.sample(logits, batch, self._states)
+        with phase(Phase.FORWARD):
+            logits = self._model.compute_logits(hidden.index_select(0, batch.logit_lanes))
+        with phase(Phase.SAMPLER):
+            self._grammar.apply(logits)
+            return self._sampler.sample(logits, batch, self._states)
 
     def _download(
         self, step: Step, batch: InputBatch, sampled: SamplerOutput, prompts: tuple[PromptReport, ...]

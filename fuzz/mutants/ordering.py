@@ -69,8 +69,8 @@ ORDERING = (
     Mutation(
         "result_does_not_wait",
         "async_output.py",
-        "            self._done.synchronize()\n",
-        "",
+        "                self._done.synchronize()\n",
+        "                pass\n",
         "result() reads the downloaded tokens without waiting for the download",
     ),
     Mutation(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .source import Mutation
 
-_BUILT = "        self.batch = self._builder.build(layout, self._states, upload)\n"
+_BUILT = "            self.batch = self._builder.build(layout, self._states, upload)\n"
 _DRAWN = "        sampled = self._sample(self.batch, hidden)\n"
 _LEAVES = "        del self._computed[request_id], self._total[request_id], self._prefill_len[request_id]\n"
 
@@ -24,8 +24,8 @@ WAITING = (
         "branch_on_the_device",
         "model_runner.py",
         _BUILT,
-        _BUILT
-        + "        if (self.batch.input_ids < -1).any():\n            raise ValueError('token ids below zero')\n",
+        _BUILT + "            if (self.batch.input_ids < -1).any():\n"
+        "                raise ValueError('token ids below zero')\n",
         "the input ids are checked on the host in every step",
     ),
     Mutation(
