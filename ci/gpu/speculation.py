@@ -9,6 +9,7 @@ nothing about a trained one. Every run's tokens are compared with those of the r
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mrv2.ci.command.kernels import compiled_kernels
 from mrv2.refrunner.api import Handle, InvariantViolation, NewRequest, SamplingParams, Step
 from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.engine import Engine
@@ -46,8 +48,10 @@ DRAFT_LAYERS = 4
 DAMPING = 0.1
 #: Of the target's state in what the head computes; made-up layers make nothing of a larger one.
 SHARE_OF_STATE = 0.05
-NEW_TOKENS = 128
-REQUESTS = (1, 8)
+NEW_TOKENS, WARM_TOKENS = 128, 16
+#: Graph modes, each with the numbers of requests in one batch: the largest, and with graphs one alone, too.
+RUNS = {"eager": (8,), "full": (1, 8)}
+MOST_REQUESTS = 8
 #: Requests draw from so few tokens, each from its own, that what came before comes again.
 FEW = 3
 
@@ -118,13 +122,13 @@ def damped_model(shape: LlamaConfig, layers: int, dtype: torch.dtype) -> Checkpo
     return Checkpoint("damped", None, "safetensors", shape, MappingProxyType(tensors), "made-up weights")
 
 
-def prompts(vocab_size: int, requests: int, seed: int, free: bool) -> list[tuple[list[int], SamplingParams]]:
+def prompts(vocab_size: int, requests: int, new_tokens: int, free: bool) -> list[tuple[list[int], SamplingParams]]:
     """Requests that repeat themselves; those that are not ``free`` draw from the tokens of their prompt only."""
-    random, made = np.random.default_rng(seed), []
+    random, made = np.random.default_rng(new_tokens), []
     for _ in range(requests):
         few = [int(token) for token in random.choice(vocab_size, FEW, replace=False)]
         prompt = [few[place] for place in random.integers(0, FEW, 32)]
-        made.append((prompt, SamplingParams(max_tokens=NEW_TOKENS, allowed_token_ids=None if free else tuple(few))))
+        made.append((prompt, SamplingParams(max_tokens=new_tokens, allowed_token_ids=None if free else tuple(few))))
     return made
 
 
@@ -134,9 +138,9 @@ def generate(
     """Tokens of all requests in one batch, and the figures; a first batch, which is not measured, warms everything."""
     runner = _Counting(ModelRunner(config, target.config, target.tensors, draft=draft))
     engine = Engine(runner, config)
-    for turn in ("warm", "measured"):
+    for turn, new_tokens in (("warm", WARM_TOKENS), ("measured", NEW_TOKENS)):
         runner.steps, before = 0, replace(engine.speculation)
-        asked = prompts(target.config.vocab_size, requests, len(turn), free)
+        asked = prompts(target.config.vocab_size, requests, new_tokens, free)
         for index, (prompt, sampling) in enumerate(asked):
             engine.add(f"{turn}-{index}", prompt, sampling)
         start = time.perf_counter()
@@ -172,21 +176,27 @@ def compare(target: Checkpoint, config: RunnerConfig, requests: int) -> list[Fig
     return found
 
 
+def measure(target: Checkpoint, device: str) -> list[Figures]:
+    """All runs on a device; graphs only on a GPU."""
+    found: list[Figures] = []
+    for graph_mode, batches in RUNS.items():
+        if graph_mode != "eager" and device == "cpu":
+            continue
+        config = RunnerConfig(
+            max_num_reqs=MOST_REQUESTS, max_num_batched_tokens=512, max_model_len=512,
+            num_kv_blocks=MOST_REQUESTS * 33 + 1, device=device, attention="triton", graph_mode=graph_mode,
+        )  # fmt: skip
+        for requests in batches:
+            found += compare(target, config, requests)
+    return found
+
+
 def main(arguments: list[str]) -> int:
     """Measure and write; 1 if a token differs in float32, where rounding is no excuse on these models."""
-    tiny = "--tiny" in arguments
-    shape = replace(TINY_CONFIG, num_layers=6) if tiny else SHAPE
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    modes = ("eager", "full") if device == "cuda" else ("eager",)
-    target = damped_model(shape, DRAFT_LAYERS, torch.float32)
-    found: list[Figures] = []
-    for graph_mode in modes:
-        for requests in REQUESTS:
-            config = RunnerConfig(
-                max_num_reqs=max(REQUESTS), max_num_batched_tokens=512, max_model_len=512, num_kv_blocks=8 * 33 + 1,
-                device=device, attention="triton", graph_mode=graph_mode,
-            )  # fmt: skip
-            found += compare(target, config, requests)
+    tiny, device = "--tiny" in arguments, "cuda" if torch.cuda.is_available() else "cpu"
+    target = damped_model(replace(TINY_CONFIG, num_layers=6) if tiny else SHAPE, DRAFT_LAYERS, torch.float32)
+    with compiled_kernels() if device == "cpu" else contextlib.nullcontext():
+        found = measure(target, device)
     report = {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "torch": torch.__version__,
