@@ -170,6 +170,24 @@ def tail_error(law: NoiseLaw, gap: float, tokens: int) -> float:
     return tail_mass(law, gap, tokens) / true_tail_mass(gap, tokens) - 1.0
 
 
+def tail_error_bound(error: float, bits: int, gap: float, tokens: int) -> float:
+    """What the relative error of a tail's mass is at most, if every noise is within ``error`` of its quantile.
+
+    Let a uniform number inside each word's step stand for exact noise. But for the j words at an end, a step is at most
+    1 / j nats wide there, so noise and exact noise differ by at most e + 1 / j, for the head too: the mass lies between
+    those of the gaps 2 (e + 1 / j) above and below. That a token's word is among the j largest, or the head's among the
+    j least, happens with probability ``(tokens + 2) * j / 2**bits``. The best j is taken.
+
+    Args:
+        error: e, the largest distance of any word's noise from between the quantiles of its rank, in nats.
+        bits: of each word.
+        gap: nats, at least 1.
+        tokens: of the tail.
+    """
+    ends = (tokens + 2) * 2.0**-bits / true_tail_mass(gap, tokens)
+    return min(math.expm1(2.0 * (error + 2.0**-power)) + ends * 2.0**power for power in range(bits - 1))
+
+
 # The transform, word by word
 
 
@@ -213,21 +231,48 @@ def enumerate_transform(
         coarse_bits: how many leading bits to enumerate; all words if that is ``bits`` or more.
         share: (i, n) for the i-th of n equal parts of the words, counted from 0; see :func:`merged`.
     """
-    leading, falls = min(bits, coarse_bits), _falls(transform, bits)
-    first, end = ((1 << leading) * (share[0] + step) // share[1] for step in (0, 1))
-    found, before = TransformErrors(0, 0, 0, 0.0, 0.0, ()), None
+    leading = min(bits, coarse_bits)
+    return enumerate_words(
+        transform, bits, lambda start, stop: _ends_of_cells(start, stop, bits - leading), 1 << leading, share
+    )
+
+
+def enumerate_words(
+    transform: Transform,
+    bits: int,
+    words_of: Callable[[int, int], NDArray[np.uint64]],
+    count: int,
+    share: tuple[int, int] = (0, 1),
+) -> TransformErrors:
+    """As :func:`enumerate_transform`, for any list of words.
+
+    Args:
+        transform: as in :func:`noise_law`.
+        bits: b of each word.
+        words_of: the words of places i to j - 1 of the list; all words ascend.
+        count: places of the list.
+        share: (i, n) for the i-th of n equal parts of the list.
+    """
+    falls = _falls(transform, bits)
+    first, end = (count * (share[0] + step) // share[1] for step in (0, 1))
+    found = TransformErrors(0, 0, 0, 0.0, 0.0, ())
+    before = _ordered(transform(words_of(first - 1, first)[-1:]), falls) if first else None
     for start in range(first, end, _CHUNK):
-        words = _ends_of_cells(start, min(start + _CHUNK, end), bits - leading)
+        words = words_of(start, min(start + _CHUNK, end))
         noise = transform(words)
-        ordered = -noise if falls else noise
+        ordered = _ordered(noise, falls)
         line = ordered if before is None else np.append(before, ordered)
         found = merged([found, _errors(noise, words, bits, falls, int(_turns(line).sum()))])
         before = ordered[-1:]
     return found
 
 
+def _ordered(noise: NDArray[np.float64], falls: bool) -> NDArray[np.float64]:
+    return -noise if falls else noise
+
+
 def merged(parts: Sequence[TransformErrors]) -> TransformErrors:
-    """What several parts of an enumeration found; a turn between two parts of ``share`` is not among it."""
+    """What several parts of an enumeration found."""
     return TransformErrors(
         sum(part.words for part in parts),
         sum(part.not_finite for part in parts),

@@ -10,6 +10,7 @@ from mrv2.stats.noise import (
     merged,
     noise_law,
     tail_error,
+    tail_error_bound,
     tail_mass,
     true_tail_mass,
     words_of_ranks,
@@ -104,6 +105,27 @@ def test_enumeration_finds_nothing_in_exact_noise(transform, bits):
     errors = enumerate_transform(transform, bits, 14)
     assert errors.words == 2**15 and errors.not_finite == errors.turns == 0
     assert errors.winning_error < 1e-12
+
+
+@pytest.mark.parametrize("bits", [24, 31, 32, 64])
+@pytest.mark.parametrize("error", [0.0, 1e-6, 1e-4, 1e-2])
+def test_the_bound_of_a_tail_holds_for_noise_that_errs_so_much(bits, error):
+    """The error has the sign that moves the tail's mass most: up for the best of noise, down for the rest."""
+
+    def noise(words):
+        exact = exact_64(words << np.uint64(64 - bits) | np.uint64((1 << (64 - bits)) >> 1))
+        return exact + error * np.tanh(exact - 6.0)
+
+    law = noise_law(noise, bits)
+    for gap in (3.0, 9.0, 12.5, 16.0, 18.0, 20.0):
+        assert abs(tail_error(law, gap, TAIL)) <= tail_error_bound(error, bits, gap, TAIL) + 1e-7, gap
+
+
+def test_the_bound_of_a_tail_is_worth_having():
+    assert tail_error_bound(1e-6, 64, 18.0, TAIL) < 1e-5
+    assert tail_error_bound(1e-6, 64, 22.0, TAIL) < 1e-3
+    assert tail_error_bound(1e-6, 32, 18.0, TAIL) > 0.1, "32 bits prove nothing so far down"
+    assert tail_error_bound(1e-3, 64, 12.5, TAIL) == pytest.approx(2e-3, rel=1e-2)
 
 
 def test_enumeration_of_all_words():

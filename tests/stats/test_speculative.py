@@ -161,3 +161,65 @@ def test_blocks_are_judged_by_what_comes_out():
             f"{case.name}: first 4 tokens together",
         ]
         assert (decision.verdict is RunVerdict.PASS) == passes
+
+
+class OwnWay:
+    """Two ways to verify which public reports called biased and which are not, and the mistake that would make each so.
+
+    ``equal``: a draft is accepted if it equals a fresh draw from the target, and that draw comes out in any case
+    (mlx-swift-lm 459; N05 of the museum). ``equal, drawn again``: after a rejection another draw comes out.
+    ``argmax``: the draft is the likeliest token of the draft model, held to be certain (vllm 16899; N07).
+    ``argmax, believed a draw``: it is accepted and replaced as if it had been drawn (vllm 40651).
+    """
+
+    own_acceptance = True
+
+    def __init__(self, way):
+        self.way = way
+
+    def speculate(self, target_logits, draft_logits, temperature, seeds, positions):
+        random, warmth = np.random.default_rng(int(seeds[0])), float(temperature[0])
+        count, drafts, size = seeds.size, *draft_logits.shape
+        p, q = ([np.exp(log_softmax(row, warmth)) for row in rows] for rows in (target_logits, draft_logits))
+        proposed, emitted = np.empty((count, drafts), np.int64), np.full((count, drafts + 1), -1)
+        alive = np.ones(count, bool)
+        for j in range(drafts):
+            step = self._equal if self.way.startswith("equal") else self._argmax
+            proposed[:, j], accepted, out = step(random, p[j], q[j], count)
+            emitted[alive, j] = np.where(accepted, proposed[:, j], out)[alive]
+            alive &= accepted
+        emitted[alive, drafts] = random.choice(size, alive.sum(), p=p[drafts])
+        return SpeculativeDraws(proposed, emitted)
+
+    def _equal(self, random, p, q, count):
+        draft, out = random.choice(p.size, count, p=q), random.choice(p.size, count, p=p)
+        accepted = draft == out
+        if self.way == "equal, drawn again":
+            out = random.choice(p.size, count, p=p)
+        return draft, accepted, out
+
+    def _argmax(self, random, p, q, count):
+        best = int(q.argmax())
+        certain = np.eye(p.size)[best] if self.way == "argmax" else q
+        accepted = random.random(count) < p[best] / certain[best]
+        residual = np.maximum(p - certain, 0.0)
+        return np.full(count, best), accepted, random.choice(p.size, count, p=residual / residual.sum())
+
+
+@pytest.mark.parametrize("case", [reversed_case(3, 1), near_case(16, 3), reversed_case(3, 7)], ids=lambda c: c.name)
+@pytest.mark.parametrize(("sound", "biased"), [("equal", "equal, drawn again"), ("argmax", "argmax, believed a draw")])
+def test_negative_controls_of_public_reports(sound, biased, case):
+    def verdict(way):
+        return run_audit([SpeculativeLayer(100_000, (case,))], OwnWay(way), PLAN, Silent()).decision.verdict
+
+    assert verdict(sound) is RunVerdict.PASS
+    assert verdict(biased) is RunVerdict.FAIL
+
+
+def test_ways_of_their_own_are_not_taken_for_rejection_sampling():
+    """What comes out is right, but the acceptance is not what is claimed where no way of its own is."""
+    for way in ("equal", "argmax"):
+        target = OwnWay(way)
+        target.own_acceptance = False
+        decision = run_audit([SpeculativeLayer(25_000, (near_case(16, 1),))], target, PLAN, Silent()).decision
+        assert any("acceptance" in test.first.name or "joint table" in test.first.name for test in decision.failed)
