@@ -140,6 +140,19 @@ ENTRIES = (
         stage="sync",
     ),
     CodeInfo(
+        code="MRV123",
+        title="a step gives the device other work than was recorded",
+        soundness=Soundness.SOUND,
+        rule="a step asks for the launches, copies, bytes, events and waits of its record, no more and no fewer",
+        why="each launch costs the host some 5 µs and each copy more, in every step, and no test of tokens shows it",
+        remedy="take the new work out; or, if the step needs it or has become cheaper, record its counts anew",
+        example=Example(
+            "logits = logits.float()  # float32 already\nlogits = logits / 1.0",
+            "# the sampler divides by the temperature itself",
+        ),
+        stage="sync",
+    ),
+    CodeInfo(
         code="MRV130",
         title="work on a stream uses what another stream made, without an order between them",
         soundness=Soundness.MAY,

@@ -1,4 +1,4 @@
-"""``mrv2 trace``: judge a recorded run offline."""
+"""``mrv2 trace``: what a recorded run shows."""
 
 from __future__ import annotations
 
@@ -18,13 +18,10 @@ from mrv2.ci.report.outcome import ReportedFinding
 
 from .environment import describe
 from .shared import DebugOption, JsonOption, exit_code, guarded, output
+from .trace_count import count
 
-trace = typer.Typer(help="Work on a recorded run.", no_args_is_help=True)
-
-
-@trace.callback()
-def _group() -> None:
-    """Keeps ``check`` a subcommand, though it is the only one."""
+trace = typer.Typer(help="Work on a recorded run, or count what its steps do.", no_args_is_help=True)
+trace.command()(count)
 
 
 @trace.command()

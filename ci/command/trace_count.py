@@ -1,0 +1,133 @@
+"""``mrv2 trace count``: what each step gives the device to do, counted without a GPU, and compared with a record."""
+
+from __future__ import annotations
+
+import json as json_library
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+from rich.console import Console
+
+from mrv2.checks.errors import CheckError
+from mrv2.checks.findings import JSON, Finding, RunVerdict, verdict_of
+from mrv2.checks.report.json_files import VERSION, is_version, load_json
+from mrv2.checks.timeline.step_counts import StepCounter, StepCounts, WorkKind, deviations
+from mrv2.ci.report import console as screen
+from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.outcome import ReportedFinding
+
+from .environment import describe
+from .shared import DebugOption, JsonOption, exit_code, guarded, output
+
+_COLUMNS = {
+    WorkKind.LAUNCH: "launches", WorkKind.GRAPH_LAUNCH: "graphs", WorkKind.UPLOAD: "uploads",
+    WorkKind.DOWNLOAD: "downloads", WorkKind.DEVICE_COPY: "copies", WorkKind.EVENT: "events",
+    WorkKind.STREAM_WAIT: "stream waits", WorkKind.HOST_WAIT: "host waits",
+}  # fmt: skip
+
+
+def count(
+    program: Annotated[
+        str, typer.Argument(metavar="PROGRAM", help="package.module:function, or a target.", show_default=False)
+    ],
+    expect: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A record; whatever differs from it fails.")
+    ] = None,
+    write: Annotated[Path | None, typer.Option(metavar="FILE", help="Record the counts.")] = None,
+    json: JsonOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Count launches, copies, bytes, events and waits of each step on the virtual device; they are the same each time.
+
+    The steps of a target are those of a prefill, a decode and a mixed batch; those of the reference runner once for
+    each way in which it does them. A function says itself which step begins: active_runtime().step = number.
+    """
+    with guarded(debug):
+        for option, path in (("--json", json), ("--write", write)):
+            if path:
+                check_destination(path, option)
+        recorded = read_record(expect) if expect else None
+        steps = _counted(program)
+        findings = [] if recorded is None else compare(recorded, steps)
+        if write:
+            record = {"schema": VERSION, "steps": {name: counts.as_json() for name, counts in steps.items()}}
+            write.write_text(json_library.dumps(record, indent=1) + "\n", encoding="utf-8")
+        verdict = verdict_of(findings) if steps else RunVerdict.INCONCLUSIVE
+        if json:
+            write_report(json, _as_report(program, steps, findings, verdict))
+        _print(output(), steps, findings, verdict, compared=recorded is not None)
+        raise typer.Exit(exit_code(verdict))
+
+
+def read_record(path: Path) -> Mapping[str, Mapping[str, JSON]]:
+    """The counts of each step, by name, that ``--write`` recorded.
+
+    Raises:
+        CheckError: it is no such file.
+    """
+    content = load_json(path, "--expect")
+    steps = content.get("steps") if isinstance(content, dict) and is_version(content.get("schema")) else None
+    if not isinstance(steps, dict) or not all(isinstance(step, dict) for step in steps.values()):
+        raise CheckError(
+            f"--expect {path}",
+            f'it must be a record of schema {VERSION}: {{"schema": {VERSION}, "steps": {{...}}}}',
+            "counts can only be compared with counts",
+            "a file that mrv2 trace count --write wrote",
+        )
+    return cast(Mapping[str, Mapping[str, JSON]], steps)
+
+
+def compare(recorded: Mapping[str, Mapping[str, JSON]], steps: Mapping[str, StepCounts]) -> list[Finding]:
+    """What differs from a record; a step that one of both lacks differs as a whole."""
+    names = sorted({*recorded, *steps})
+    return [
+        finding for name in names for finding in deviations(name, recorded.get(name, {}), steps.get(name, StepCounts()))
+    ]
+
+
+def _counted(name: str) -> dict[str, StepCounts]:
+    from mrv2.checks.virtual import virtual_device
+    from mrv2.fuzz.counted_steps import count_steps, ways
+
+    from .targets import REFERENCE, importable, is_target, resolve_program, resolve_target
+
+    with importable(Path.cwd()):
+        if name == REFERENCE or is_target(f"PROGRAM {name!r}", name):
+            target = resolve_target(name)
+            chosen = ways() if name == REFERENCE else ("eager",)
+            return {step: counts for way in chosen for step, counts in count_steps(target, way).items()}
+        program: Callable[[], object] = resolve_program(f"PROGRAM {name!r}", name)
+        counter = StepCounter()
+        with virtual_device(sink=counter):
+            program()
+    return {"outside of steps" if step is None else f"step {step}": counts for step, counts in counter.steps.items()}
+
+
+def _print(
+    console: Console, steps: Mapping[str, StepCounts], findings: list[Finding], verdict: RunVerdict, *, compared: bool
+) -> None:
+    """A line for each step, what differs, and the verdict last."""
+    width = max(map(len, steps), default=0)
+    heads = [*_COLUMNS.values(), "bytes up", "bytes down"]
+    screen.line(console, "  ".join(("step".ljust(width), *heads)))
+    for name, counts in steps.items():
+        up = counts.num_bytes[WorkKind.UPLOAD] + counts.read_in_place
+        numbers = [*map(counts.total, _COLUMNS), up, counts.num_bytes[WorkKind.DOWNLOAD]]
+        cells = (str(number).rjust(len(head)) for number, head in zip(numbers, heads, strict=True))
+        screen.line(console, "  ".join((name.ljust(width), *cells)))
+    screen.print_findings(console, [ReportedFinding(finding) for finding in findings])
+    found = f"{screen.count(len(findings), 'difference')} from the record" if compared else "compared with no record"
+    told = f"{screen.count(len(steps), 'step')} counted, {found}" if steps else "no step, so nothing was counted"
+    screen.line(console, f"{verdict.value.upper()}: {told}")
+
+
+def _as_report(program: str, steps: Mapping[str, StepCounts], findings: list[Finding], verdict: RunVerdict) -> Report:
+    return Report(
+        "trace-count",
+        describe(),
+        verdict,
+        findings=tuple(map(ReportedFinding, findings)),
+        metrics={"program": program, "steps": {name: counts.as_json() for name, counts in steps.items()}},
+    )

@@ -1,0 +1,82 @@
+"""mrv2 trace count: a function, a record, a step that does more, what is no record."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from mrv2.ci.command.app import app
+from mrv2.ci.report.json_report import first_fault
+
+PROGRAM = """
+import torch
+from mrv2.checks.virtual.streams import active_runtime
+
+MORE = []
+
+def decode():
+    run()
+
+def slower():
+    MORE.append(True)
+    decode()
+
+def run():
+    for number in range(2):
+        active_runtime().step = number
+        values = torch.ones(4, device="cuda") + 1
+        if MORE and number:
+            values.neg_()
+    active_runtime().step = None
+
+def nothing():
+    pass
+"""
+
+
+def mrv2(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["trace", "count", *arguments])
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("counted_program.py").write_text(PROGRAM)
+
+
+def test_counts_are_recorded_and_found_again() -> None:
+    first = mrv2("counted_program:decode", "--write", "counts.json")
+    assert first.exit_code == 0
+    assert first.stdout.splitlines()[-1] == "PASS: 2 steps counted, compared with no record"
+    again = mrv2("counted_program:decode", "--expect", "counts.json")
+    assert again.exit_code == 0
+    assert again.stdout.splitlines()[-1] == "PASS: 2 steps counted, 0 differences from the record"
+
+
+def test_a_launch_more_fails_with_its_line() -> None:
+    mrv2("counted_program:decode", "--write", "counts.json")
+    done = mrv2("counted_program:slower", "--expect", "counts.json", "--json", "out.json")
+    line = PROGRAM.splitlines().index("            values.neg_()") + 1
+    assert done.exit_code == 1
+    assert "MRV123 step 1: 1 more than recorded: launch aten.neg_ in run" in done.stdout
+    assert f"counted_program.py:{line} in run" in done.stdout
+    assert done.stdout.splitlines()[-1] == "FAIL: 2 steps counted, 1 difference from the record"
+    report = json.loads(Path("out.json").read_text())
+    assert first_fault(report) is None
+    assert (report["command"], report["verdict"]) == ("trace-count", "fail")
+    assert report["metrics"]["steps"]["step 1"]["totals"]["launch"] == 3
+
+
+def test_a_program_that_does_nothing_is_inconclusive() -> None:
+    done = mrv2("counted_program:nothing")
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (3, "INCONCLUSIVE: no step, so nothing was counted")
+
+
+def test_a_record_that_is_none_is_named_in_four_parts() -> None:
+    Path("counts.json").write_text('{"schema": 2}')
+    done = mrv2("counted_program:decode", "--expect", "counts.json")
+    assert done.exit_code == 2
+    assert "error: --expect counts.json" in done.stderr
+    assert all(part in done.stderr for part in ("rule ", "why ", "instead "))
