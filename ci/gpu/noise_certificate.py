@@ -35,7 +35,7 @@ from .lines import add_line, read_lines
 
 TAIL_TOKENS = 262_143
 GAPS = (0.0, 9.0, 12.5, 16.0, 18.0, 20.0, 21.0, 22.0, 23.25, 25.0)
-_PARTS = {"coarse words": 256, "float32 numbers": 32}
+_PARTS = {"float32 numbers": 32, "coarse words": 256}
 
 
 def the_sampler(device: str) -> ReferenceSampler:
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     of: dict[str, object] = {"identity": asdict(sampler.identity()), "coarse bits": options.coarse_bits}
     parts = Parts(options.file.with_name(options.file.name + ".parts"), of)
     enumerate_all(parts, options.device, options.coarse_bits, options.processes)
-    coarse, floats = (parts.together(name) for name in _PARTS)
+    floats, coarse = (parts.together(name) for name in _PARTS)
     keys = key_domain(options.keys, np.random.default_rng(0))
     duplicates = duplicate_rows(sampler, keys, (Purpose.TARGET, Purpose.DRAFT), TAIL_TOKENS + 1)
     held = dict(promises(coarse, floats, tails, keys.count, len(duplicates)))

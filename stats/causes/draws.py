@@ -164,7 +164,7 @@ def noise_causes(failed: Sequence[JudgedTest], target: object) -> list[Cause]:
                 f"{target.noise_bits}-bit noise",
                 f"noise ends {float(str(worst.evidence['largest noise'])):.2f} nats up; the tail "
                 f"{float(str(worst.evidence['gap'])):g} nats down comes "
-                f"{_change(float(str(worst.evidence['relative error'])))}",
+                f"{change(float(str(worst.evidence['relative error'])))}",
                 MORE_BITS,
             )
         )
@@ -202,8 +202,12 @@ def _pairs_of_random_keys(target: NoiseTarget) -> int:
     return _KEYS - len(np.unique(rows, axis=0))
 
 
-def _change(error: float) -> str:
-    return "never" if error < -0.999 else f"{abs(error):.2g} times too {'rarely' if error < 0 else 'often'}"
+def change(error: float) -> str:
+    """A relative error of a rate in words: a share while it is small, else how many times."""
+    if error < -0.999:
+        return "never"
+    way, times = ("rarely", 1.0 / (1.0 + error)) if error < 0 else ("often", 1.0 + error)
+    return f"{100.0 * abs(error):.2g} % too {way}" if times < 2.0 else f"{times:.2g} times too {way}"
 
 
 def replay_causes(audit: Audit, failed: Sequence[JudgedTest], target: object) -> list[Cause]:

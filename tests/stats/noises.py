@@ -42,6 +42,7 @@ def exact_64(words: Words) -> NDArray[np.float64]:
 
 
 TAIL = 262_143  # tokens
+LADDER = (9.0, 12.5, 16.0, 18.0, 20.0, 23.25)  # gaps, in nats
 
 
 def sampled_ladder(transform, bits, draws, falls):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mrv2.stats.causes.draws import contract_causes, distribution_causes
+from mrv2.stats.causes.draws import change, contract_causes, distribution_causes
 from mrv2.stats.causes.parts import _SPECULATION, filter_causes, speculation_causes
 from mrv2.stats.contract_layer import ContractLayer
 from mrv2.stats.decision import run_audit
@@ -126,3 +126,18 @@ def test_filters_wrong_only_in_odd_rows_are_told_by_their_test():
     (cause,) = filter_causes(found.decision.failed, CutsTies())
     assert "top-p inside a group of ties" in cause.detail
     assert "equal logits" in cause.remedy
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (-1.0, "never"),
+        (-0.996, "250 times too rarely"),
+        (-0.28, "28 % too rarely"),
+        (-5e-4, "0.05 % too rarely"),
+        (0.072, "7.2 % too often"),
+        (3.0, "4 times too often"),
+    ],
+)
+def test_a_change_of_a_rate_in_words(error, text):
+    assert change(error) == text

@@ -16,7 +16,7 @@ from mrv2.stats.noise import (
     words_of_ranks,
 )
 
-from .noises import TAIL, exact_64, flip_31, middle_32, race_24, sampled_ladder, top_24
+from .noises import LADDER, TAIL, exact_64, flip_31, middle_32, race_24, sampled_ladder, top_24
 
 # Relative error of the mass of 262,143 tokens in percent, by gap: the survey of sampler statistics, section 3.1.
 SURVEY = {
@@ -75,9 +75,19 @@ def test_tail_mass_is_the_share_of_draws(bits):
 def test_the_sampled_ladder_agrees_with_the_enumerated_one(transform, bits):
     law = noise_law(transform, bits)
     best, head = sampled_ladder(transform, bits, 2_000_000, falls=transform is not top_24)
-    for gap in (9.0, 12.5, 16.0, 18.0, 20.0):
+    for gap in LADDER:
         wins = int((best > head + gap).sum())
         assert binomial_test(wins, head.size, tail_mass(law, gap, TAIL)).p_value > 1e-4, gap
+
+
+@pytest.mark.parametrize(
+    ("transform", "bits", "gap"), [(top_24, 24, 16.0), (race_24, 24, 18.0), (flip_31, 31, 23.25)],
+    ids=["top", "race", "flip"],
+)  # fmt: skip
+def test_the_sampled_ladder_tells_a_defect_from_exact_noise(transform, bits, gap):
+    best, head = sampled_ladder(transform, bits, 2_000_000, falls=transform is not top_24)
+    wins = int((best > head + gap).sum())
+    assert binomial_test(wins, head.size, true_tail_mass(gap, TAIL)).p_value < 1e-9
 
 
 def test_survival_and_cumulative_are_counts():

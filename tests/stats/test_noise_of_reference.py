@@ -10,7 +10,7 @@ from mrv2.stats.noise import enumerate_transform, noise_law, tail_error, tail_ma
 from mrv2.stats.noise_keys import duplicate_rows, key_domain
 from mrv2.stats.targets import Purpose
 
-from .noises import TAIL, sampled_ladder
+from .noises import LADDER, TAIL, sampled_ladder
 
 LONG = bool(os.environ.get("MRV2_LONG"))
 REFERENCE = ReferenceSampler(compiled=True)
@@ -27,7 +27,7 @@ def test_tails_are_certified():
 def test_the_sampled_ladder_agrees_with_the_law():
     law = noise_law(REFERENCE.noise, REFERENCE.noise_bits)
     best, head = sampled_ladder(REFERENCE.noise, REFERENCE.noise_bits, 2_000_000, falls=True)
-    for gap in (12.5, 16.0, 18.0, 20.0):
+    for gap in LADDER:
         wins = int((best > head + gap).sum())
         assert binomial_test(wins, head.size, tail_mass(law, gap, TAIL)).p_value > 1e-4, gap
 
