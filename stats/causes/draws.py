@@ -207,7 +207,9 @@ def change(error: float) -> str:
     if error < -0.999:
         return "never"
     way, times = ("rarely", 1.0 / (1.0 + error)) if error < 0 else ("often", 1.0 + error)
-    return f"{100.0 * abs(error):.2g} % too {way}" if times < 2.0 else f"{times:.2g} times too {way}"
+    if times < 2.0:
+        return f"{100.0 * abs(error):.2g} % too {way}"
+    return f"{times:,.0f} times too {way}" if times >= 10.0 else f"{times:.2g} times too {way}"
 
 
 def replay_causes(audit: Audit, failed: Sequence[JudgedTest], target: object) -> list[Cause]:
