@@ -67,7 +67,7 @@ class CaseOutcome:
 
     Attributes:
         failures: everything that is wrong, one for each signature, the nearest to the cause first.
-        steps: executed.
+        steps: executed, those of changed scripts included.
         tally: of the comparison with the oracle.
         counts: how often something rare happened.
         results: tokens and log-probabilities by request.
@@ -92,25 +92,28 @@ def run_case(target: RunnerTarget, script: Script) -> CaseOutcome:
     """
     outcome = _run(target, script)
     if script.relation in RELATIONS and not outcome.failures:
-        return replace(outcome, failures=_each_once(list(_related(target, script, outcome))))
+        return _related(target, script, outcome)
     return outcome
 
 
-def _related(target: RunnerTarget, script: Script, base: CaseOutcome) -> Iterator[Failure]:
-    """What is wrong with the changed scripts, and where they differ from the one that they come from."""
+def _related(target: RunnerTarget, script: Script, base: CaseOutcome) -> CaseOutcome:
+    """The outcome of a script with what is wrong with the changed ones, and where they differ from it."""
     relation = RELATIONS[script.relation or ""]
     results: dict[str, RequestResult] = {}
-    near_ties = base.tally.near_ties
+    found: list[Failure] = []
+    near_ties, steps = base.tally.near_ties, base.steps
     for other in relation.others(script):
         try:
             outcome = _run(target, other.script)
         except Refused:
-            return
-        yield from outcome.failures
-        near_ties += outcome.tally.near_ties
+            return replace(base, failures=_each_once(found), steps=steps)
+        found += outcome.failures
+        near_ties, steps = near_ties + outcome.tally.near_ties, steps + outcome.steps
         results |= {other.names[name]: result for name, result in outcome.results.items()}
-    for text in differences(base.results, results, relation, near_ties) if results else ():
-        yield _of_words(f"relation {script.relation!r}: {text}")
+    if results:
+        differing = differences(base.results, results, relation, near_ties)
+        found += [_of_words(f"relation {script.relation!r}: {text}") for text in differing]
+    return replace(base, failures=_each_once(found), steps=steps)
 
 
 def _run(target: RunnerTarget, script: Script) -> CaseOutcome:

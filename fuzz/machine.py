@@ -26,7 +26,7 @@ from .case import CaseOutcome, Failure, Refused, model_facts, run_case
 from .paste import as_test
 from .relations import possible
 from .script import MODEL, Abort, Advance, Arrive, Collect, Event, Preempt, Script, Skip
-from .strategies import GRAMMARS, arrivals, schedules, settings_of
+from .strategies import GRAMMARS, GROUPS, arrivals, schedules, settings_of
 
 Drawn = TypeVar("Drawn")
 #: States that are rarely reached: more of them is better, so Hypothesis climbs towards them.
@@ -68,12 +68,13 @@ class RunnerMachine(RuleBasedStateMachine):
     models: ClassVar[tuple[str, ...]] = (MODEL,)
     schedule_strategy: ClassVar[SearchStrategy[Schedule | None]] = schedules()
     features: ClassVar[tuple[str, ...] | None] = None
-    _made: ClassVar[dict[str, Any]]
+    _made: ClassVar[dict[object, Any]]
 
     def __init__(self) -> None:
         super().__init__()
         self._events: list[Event] = []
         self._begun: Script | None = None
+        self._absent: frozenset[tuple[str, ...]] = frozenset()
 
     @initialize(
         settings=st.runner().flatmap(lambda machine: machine.settings()),
@@ -81,6 +82,7 @@ class RunnerMachine(RuleBasedStateMachine):
         schedule=st.runner().flatmap(lambda machine: machine.schedule_strategy),
         model=st.runner().flatmap(lambda machine: st.sampled_from(machine.models)),
         relation=st.runner().flatmap(lambda machine: machine.relations()),
+        absent=st.runner().flatmap(lambda machine: machine.absences()),
     )
     def begin(
         self,
@@ -89,9 +91,11 @@ class RunnerMachine(RuleBasedStateMachine):
         schedule: Schedule | None,
         model: str,
         relation: str | None,
+        absent: frozenset[tuple[str, ...]],
     ) -> None:
-        """What the runner is built with, and when the device runs what."""
+        """What the runner is built with, when the device runs what, and what no request asks for."""
         self._begun = Script((), settings, steps_in_flight, schedule, model, relation)
+        self._absent = absent
 
     @classmethod
     def allows(cls, name: str) -> bool:
@@ -102,7 +106,11 @@ class RunnerMachine(RuleBasedStateMachine):
     def settings(cls) -> SearchStrategy[dict[str, JSON]]:
         """Capacities and knobs; enough blocks for the model with the most KV groups."""
         groups = max(len(model_facts(model)[1]) for model in cls.models)
-        knobs = {name: knob for name, knob in cls.runner_target.knobs.items() if cls.allows(name)}
+        knobs = {
+            name: knob
+            for name, knob in cls.runner_target.knobs.items()
+            if cls.allows(name) or (name == GRAMMARS and cls.allows("grammar"))
+        }
         return cls._once("settings", lambda: settings_of(knobs, groups))
 
     @classmethod
@@ -112,18 +120,35 @@ class RunnerMachine(RuleBasedStateMachine):
         return st.sampled_from((*[None] * 5 * len(names), *names))
 
     @classmethod
-    def requests(cls) -> SearchStrategy[Arrive]:
-        """Requests for the smallest of the models' vocabularies.
+    def absences(cls) -> SearchStrategy[frozenset[tuple[str, ...]]]:
+        """Groups of parameters that no request of a case has: what all have hides what happens without it.
+
+        See Groce et al. (2012, "Swarm testing").
+        """
+        return cls._once("absences", lambda: st.sets(st.sampled_from(GROUPS)).map(frozenset))
+
+    def requests(self) -> SearchStrategy[Arrive]:
+        """Requests for the smallest of the models' vocabularies, with grammars if the runner has memory for them.
 
         The grammars of ``strategies`` are for models with a token for each byte.
         """
-        tiny = all(model.startswith("tiny") for model in cls.models)
-        grammars = tiny and GRAMMARS in cls.runner_target.knobs and cls.allows("grammar")
-        vocab_size = min(model_facts(model)[0] for model in cls.models)
-        return cls._once("requests", lambda: arrivals(vocab_size, cls.allows, grammars))
+        settings = self._begun.settings if self._begun else {}
+        return self._requests(self._absent, bool(settings.get(GRAMMARS)))
 
     @classmethod
-    def _once(cls, name: str, make: Callable[[], SearchStrategy[Drawn]]) -> SearchStrategy[Drawn]:
+    def _requests(cls, absent: frozenset[tuple[str, ...]], grammars: bool) -> SearchStrategy[Arrive]:
+        tiny = all(model.startswith("tiny") for model in cls.models)
+        vocab_size = min(model_facts(model)[0] for model in cls.models)
+        left_out = {name for group in absent for name in group}
+
+        def allows(name: str) -> bool:
+            return name not in left_out and cls.allows(name)
+
+        carried = grammars and tiny and cls.allows("grammar")
+        return cls._once((absent, carried), lambda: arrivals(vocab_size, allows, carried))
+
+    @classmethod
+    def _once(cls, name: object, make: Callable[[], SearchStrategy[Drawn]]) -> SearchStrategy[Drawn]:
         """A strategy of this class, made once: making one takes longer than drawing from it."""
         if "_made" not in vars(cls):
             cls._made = {}
@@ -175,10 +200,7 @@ class RunnerMachine(RuleBasedStateMachine):
         """
         if self._begun is None or not self._events:
             return
-        settings = self._begun.settings
-        if any(isinstance(event, Arrive) and event.sampling.grammar for event in self._events):
-            settings = {**settings, GRAMMARS: True}
-        script = replace(self._begun, events=tuple(self._events), settings=settings)
+        script = replace(self._begun, events=tuple(self._events))
         try:
             outcome = self.run(script)
         except Refused as refusal:

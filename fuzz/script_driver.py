@@ -82,14 +82,19 @@ class ScriptDriver(Driver):
             self._check_grammar(request)
             super()._add(request, before)
         except RequestError:
-            self.refused.append(request.request_id)
-            self.requests = [item for item in self.requests if item is not request]
-            # Nothing continues what was never there.
-            self._continuing = [item for item in self._continuing if item.continues != request.request_id]
-            self.requests = [item for item in self.requests if item.continues != request.request_id]
+            self._forget(request)
         else:
             if request not in self.requests:
                 self.requests.append(request)
+
+    def _forget(self, request: WorkloadRequest) -> None:
+        """Nothing continues what was never there, and nothing that: one that is waited for in vain is for ever."""
+        self.refused.append(request.request_id)
+        self.requests = [item for item in self.requests if item is not request]
+        waiting = [item for item in self._continuing if item.continues == request.request_id]
+        self._continuing = [item for item in self._continuing if item not in waiting]
+        for item in waiting:
+            self._forget(item)
 
     def _check_grammar(self, request: WorkloadRequest) -> None:
         """The scheduler leaves it to the runner, which would take it for a fault of its caller.

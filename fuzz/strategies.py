@@ -31,6 +31,8 @@ LONGEST_PROMPT, LONGEST_OUTPUT = 40, 12
 TEXTS = 3
 #: Of so many knobs one is turned: with fifteen of them three in a case, and most settings go together in twos.
 ONE_KNOB_IN = 5
+#: Of so many cases one leaves a knob alone that is to be turned often.
+ONE_DEFAULT_IN = 3
 DEVIATIONS = 6
 #: A step of a small runner has about 40 moments; a later one than the run has does nothing.
 LAST_MOMENT = 1500
@@ -48,6 +50,13 @@ GRAMMAR_CHOICES = (
 #: What the logits that a grammar has left may be changed by.
 BESIDE_GRAMMARS = (
     "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias",
+)  # fmt: skip
+
+#: Parameters that are left out of all requests of a case together.
+GROUPS = (
+    ("temperature",), ("top_k", "top_p", "min_p"), ("repetition_penalty", "frequency_penalty", "presence_penalty"),
+    ("logit_bias", "allowed_token_ids", "bad_words", "stop_token_ids", "min_tokens"),
+    ("logprobs", "logprob_token_ids", "prompt_logprobs"), ("continues",),
 )  # fmt: skip
 
 
@@ -71,14 +80,18 @@ def settings_of(knobs: Mapping[str, Knob], groups: int = 1) -> SearchStrategy[di
 def turned(knobs: Mapping[str, Knob]) -> SearchStrategy[dict[str, JSON]]:
     """A few knobs, each with a value that is not its default."""
     # Not a list of knobs: those that are drawn first would be the same few.
-    each = {
-        name: st.sampled_from((*[knob.values[0]] * (ONE_KNOB_IN - 1) * (len(knob.values) - 1), *knob.values[1:]))
-        for name, knob in sorted(knobs.items())
-        if len(knob.values) > 1
-    }
+    each = {name: _value(knob) for name, knob in sorted(knobs.items()) if len(knob.values) > 1}
     return st.fixed_dictionaries(each).map(
         lambda drawn: {name: value for name, value in drawn.items() if value != knobs[name].values[0]}
     )
+
+
+def _value(knob: Knob) -> SearchStrategy[JSON]:
+    """Of a knob: all values but the default are as likely as each other."""
+    default, *others = knob.values
+    if knob.often:
+        return st.sampled_from((*[default] * len(others), *others * (ONE_DEFAULT_IN - 1)))
+    return st.sampled_from((*[default] * (ONE_KNOB_IN - 1) * len(others), *others))
 
 
 def _settings(groups: int, capacities: dict[str, JSON], spare: int, knobs: dict[str, JSON]) -> dict[str, JSON]:

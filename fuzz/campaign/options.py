@@ -28,7 +28,7 @@ class Options:
         features: that cases may have, see ``coverage.features_of``; None allows all.
         schedule: ``"cpu"``, a kind of ``coverage.SCHEDULES``, or the text of a schedule; None draws any.
         cases: after so many a worker ends; None goes on until it is told to stop.
-        cases_a_round: of one call of Hypothesis, which knows nothing of the calls before but their database.
+        cases_a_round: of one call of Hypothesis, but for those that climb towards rare states, see ``worker``.
         rules: events of a case at most.
     """
 
@@ -38,7 +38,7 @@ class Options:
     features: tuple[str, ...] | None = None
     schedule: str | None = None
     cases: int | None = None
-    cases_a_round: int = 100
+    cases_a_round: int = 10
     rules: int = 30
 
     def as_json(self) -> str:

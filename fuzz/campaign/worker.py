@@ -34,18 +34,25 @@ from .findings import FindingStore, FoundCase
 from .options import Options
 from .progress import ProgressLog
 
-#: Climbing towards rare states is half a round of cases that hardly differ, so it is for every fourth round.
-ROUNDS_TO_A_CLIMB = 4
+#: From each case that Hypothesis draws after the first ten it makes five that hardly differ, and climbing towards rare
+#: states makes more of those; drawing is cheap beside running, so most rounds are over before that, and a few are long.
+ROUNDS_TO_A_CLIMB, ROUNDS_A_CLIMB_IS_LONG = 20, 10
 #: Cases between two lines of progress; a killed worker loses the count of so many, and no finding.
 CASES_A_LINE = 10
 FINDINGS, WORKERS, EXAMPLES = "findings", "workers", "examples"
 _NOT_REPEATED = "not repeated: the same script went wrong once and not again"
 
 
+def _climbs(number: int) -> bool:
+    return number % ROUNDS_TO_A_CLIMB == ROUNDS_TO_A_CLIMB - 1
+
+
 def _phases(number: int) -> list[Phase]:
-    """What Hypothesis does in a round; not shrink: see ``mrv2.fuzz.shrink``."""
-    phases = [Phase.explicit, Phase.reuse, Phase.generate]
-    return [*phases, Phase.target] if number % ROUNDS_TO_A_CLIMB == ROUNDS_TO_A_CLIMB - 1 else phases
+    """What Hypothesis does in a round; not shrink: see ``mrv2.fuzz.shrink``.
+
+    Only a climb reads the examples of rounds before: in a short round they would be all there is.
+    """
+    return [Phase.reuse, Phase.generate, Phase.target] if _climbs(number) else [Phase.generate]
 
 
 class Stopped(KeyboardInterrupt):
@@ -77,6 +84,7 @@ class Worker:
         self._minimised: set[str] = set()
         self._stop = False
         self._parent = os.getppid() if parent is None else parent
+        self._machine = self._make_machine()
         self._forget()
 
     def run(self) -> None:
@@ -89,7 +97,8 @@ class Worker:
         with self._stoppable():
             try:
                 while left is None or left > 0:
-                    cases = self._options.cases_a_round if left is None else min(left, self._options.cases_a_round)
+                    cases = self._options.cases_a_round * (ROUNDS_A_CLIMB_IS_LONG if _climbs(number) else 1)
+                    cases = cases if left is None else min(left, cases)
                     self._round(number, cases)
                     left, number = None if left is None else left - cases, number + 1
             except Stopped:
@@ -115,7 +124,7 @@ class Worker:
         found = self._store.all()
         self._minimised = {name for case in found if case.minimised for name in (case.signature, case.cause)}
         text = f"{self._options.seed}/{self._number}/{number}/{os.getpid() if self._options.cases is None else ''}"
-        machine = seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]))(self._machine())
+        machine = seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]))(self._machine)
         chosen = settings(
             max_examples=cases,
             stateful_step_count=self._options.rules,
@@ -160,7 +169,7 @@ class Worker:
             self._store.add(replace(case, script=script, text=seen.text, cause=seen.signature, minimised=True))
         self._minimised |= {case.signature, seen.signature}
 
-    def _machine(self) -> type[RunnerMachine]:
+    def _make_machine(self) -> type[RunnerMachine]:
         worker, options = self, self._options
 
         class Machine(RunnerMachine):

@@ -37,10 +37,12 @@ class Knob:
     Attributes:
         values: the values worth trying; the first is the default.
         doc: what it changes, one line.
+        often: a fuzzer turns it in most cases and not in a few: what is behind the default is slow, or known already.
     """
 
     values: tuple[JSON, ...]
     doc: str
+    often: bool = False
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class ReferenceTarget:
     knobs: Mapping[str, Knob] = {
         "poison": Knob((False, True), "fill dead memory with values that would show"),
         "pad_to": Knob((1, 4, 8), "pad the batch to a multiple, as captured graphs need"),
-        "attention": Knob(("torch", "triton"), "the reference, or paged attention in Triton"),
+        "attention": Knob(("torch", "triton"), "the reference, or paged attention in Triton", often=True),
         "graph_mode": Knob(("eager", "piecewise", "full"), "how much of a step is replayed from graphs"),
         "prompt_tokens": Knob(("staged", "uva"), "prompts copied to the device, or read in pinned memory"),
         "staged_writes": Knob(("copied", "in_place"), "writes copied to the device, or read in pinned memory"),
@@ -55,7 +55,7 @@ class ReferenceTarget:
         "scheduling": Knob(("fcfs", "priority"), "who is served first"),
         "speculation": Knob(("none", "ngram", "draft", "eagle"), "who proposes drafts, which change no token"),
         "num_drafts": Knob((3, 1, 6), "drafts for each request and step"),
-        "grammars": Knob((False, True), "memory for masks, so that requests may carry a grammar"),
+        "grammars": Knob((False, True), "memory for masks, so that requests may carry a grammar", often=True),
     }
 
     def __init__(self, package: str = "mrv2.refrunner") -> None:

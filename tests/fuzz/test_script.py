@@ -134,6 +134,16 @@ def test_a_request_that_no_scheduler_could_serve_is_passed_over():
     assert [item.request_id for item in driver.requests] == ["r1"], "there is nothing that it could continue"
 
 
+def test_what_would_continue_a_request_that_never_was_is_not_waited_for():
+    """The second one grows too long when the first has ended; the third waits for the second."""
+    continued = (Arrive((2,) * 60, continues=0), Arrive((3,), continues=1), Arrive((4,), SamplingParams(max_tokens=1)))
+    first = Arrive((1,), SamplingParams(max_tokens=1))
+    driver = ScriptDriver(_runner(), Script((first, *continued), SETTINGS), *model_facts("tiny"))
+    driver.run()
+    assert driver.refused == ["r1", "r2"]
+    assert [item.request_id for item in driver.requests] == ["r0", "r3"]
+
+
 @pytest.mark.parametrize("schedule", [None, SCRIPT.schedule], ids=["cpu", "virtual"])
 def test_the_reference_does_what_it_should(schedule):
     outcome = run_case(TARGET, Script(EVERY_KIND, SETTINGS, schedule=schedule))
