@@ -41,7 +41,8 @@ def assert_sampler_correct(
     Args:
         target: implements the protocols of :mod:`mrv2.stats.targets` that it can; ``sample`` and ``name`` at least.
         profile: how closely to look: ``"pr"``, ``"nightly"`` or ``"overnight"``.
-        seconds: rows that would take longer than this by themselves are left out; the profile's if None.
+        seconds: after which the audit ends; what was cut is INCONCLUSIVE. If None, rows are chosen for the profile's
+            time, and it ends after three times that.
         seed: root of every random choice.
         alpha: chance that a correct sampler fails.
         vocab_size: tokens in the widest rows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mrv2.checks.findings import RunVerdict, combine
@@ -28,13 +28,18 @@ from .targets import (
     NoiseTarget,
     PromptLogprobTarget,
     RankTarget,
+    SamplerTarget,
     SpeculativeTarget,
 )
+from .timing import TimeBudget
 
 VOCAB_SIZE = 262_208  # as large as vocabularies get: tails show best in wide rows; not a whole number of blocks
 NO_TIME = "no time was left"
 _BROKEN = "the contract is broken, so nothing else can be asked"
-_OVERTIME = 3.0  # times the profile's seconds after which no further layer starts
+_OVERTIME = 3.0  # times the profile's seconds at which an audit whose time was not given ends
+# Shares of the time that are kept for layers while those before them run; a layer without one has little to do.
+_RESERVED: Mapping[str, float] = {"speculative": 0.15, "distribution": 0.4, "evidence": 0.2}
+_LITTLE = 0.05
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class Settings:
 
     Attributes:
         profile: how much to ask.
+        limit: seconds after which whatever still runs is cut.
         seed: root of every random choice.
         alpha: chance that a correct sampler fails.
         vocab_size: tokens in the widest rows.
@@ -51,6 +57,7 @@ class Settings:
     """
 
     profile: Profile
+    limit: float
     seed: int = 0
     alpha: float = 1e-4
     vocab_size: int = VOCAB_SIZE
@@ -94,6 +101,9 @@ def settings(
 ) -> Settings:
     """Settings, checked. The profile overnight keeps a ledger in any case, :data:`LEDGER` by default.
 
+    A time that is given is kept: the run is cut then. Without one, the profile's own is what its draws are chosen for,
+    and a machine that others use, too, may take three times as long.
+
     Raises:
         ArgumentError: a name is unknown, or a number is out of its range.
     """
@@ -112,11 +122,13 @@ def settings(
             "--ledger FILE, or the profile overnight",
         )
     kept = ledger or (LEDGER if profile == "overnight" else None)
-    return Settings(profile_of(profile, seconds), seed, alpha, vocab_size, tuple(layers), kept)
+    chosen = profile_of(profile, seconds)
+    limit = chosen.seconds if seconds is not None else _OVERTIME * chosen.seconds
+    return Settings(chosen, limit, seed, alpha, vocab_size, tuple(layers), kept)
 
 
 LEDGER = Path(".mrv2-audit") / "evidence.jsonl"
-LAYERS = ("contract", "noise", "replay", "filters", "distribution", "speculative", "logprobs", "evidence")
+LAYERS = ("contract", "noise", "replay", "filters", "logprobs", "speculative", "distribution", "evidence")
 
 
 def audit(
@@ -137,14 +149,10 @@ def audit(
         Exception: whatever the audit itself does wrong; errors of the target are findings.
     """
     start = clock()
-    plan = AuditPlan(settings.vocab_size, settings.seed, settings.alpha)
+    budget = TimeBudget(clock, start + settings.limit)
+    plan = AuditPlan(settings.vocab_size, settings.seed, settings.alpha, time=budget)
     counter = _Counter(progress or Silent())
-    state = _State(lambda: clock() - start > _OVERTIME * settings.profile.seconds)
-    made = {layer.name: layer for layer in layers_of(settings.profile, target, plan, clock)}
-    if settings.ledger:
-        made["evidence"] = _campaign(settings, settings.ledger, target, made["distribution"], lambda: clock() - start)
-    layers = [_Guarded(made[name], state) for name in LAYERS if name in made and name in (settings.layers or LAYERS)]
-    found = run_audit(layers, target, plan, counter)
+    found = run_audit(_layers(settings, target, plan, start), target, plan, counter)
     verdict = found.decision.verdict
     if any(result.not_run == NO_TIME for result in found.results):
         verdict = combine([verdict, RunVerdict.INCONCLUSIVE])
@@ -154,17 +162,41 @@ def audit(
     return AuditReport(name, settings, found, verdict, causes, tails, counter.draws, clock() - start)
 
 
-def _campaign(
-    settings: Settings, ledger: Path, target: object, distribution: Layer, elapsed: Callable[[], float]
-) -> Campaign:
+def _layers(settings: Settings, target: object, plan: AuditPlan, start: float) -> list[_Guarded]:
+    """The layers that are wanted, each with the end of its time."""
+    made = {layer.name: layer for layer in layers_of(settings.profile, plan)}
+    if settings.ledger:
+        distribution = made["distribution"]
+        assert isinstance(distribution, AffordableDistribution)
+        profile_ends = plan.time.until(min(plan.time.end, start + settings.profile.seconds))
+        made["evidence"] = _Nightly(settings.profile, settings.ledger, distribution, profile_ends)
+    wanted = [made[name] for name in LAYERS if name in made and name in (settings.layers or LAYERS)]
+    kept = [_RESERVED.get(layer.name, _LITTLE) * _can_answer(target, layer.name) for layer in wanted]
+    state = _State()
+    return [
+        _Guarded(layer, state, plan.time.until(plan.time.end - sum(kept[place + 1 :]) * settings.limit))
+        for place, layer in enumerate(wanted)
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class _Nightly:
     """Evidence on the rows of the distribution layer, in portions, until the profile's time is over."""
-    rows: Sequence[RowPlan] = ()
-    size = settings.vocab_size
-    if isinstance(distribution, AffordableDistribution):
-        chosen, size = distribution.rows
-        rows = [RowPlan(plan.row, math.ceil(plan.draws / settings.profile.more)) for plan in chosen.rows]
-    key = evidence_key(target, size)
-    return Campaign(EvidenceLayer(rows, EvidenceLedger(ledger), key), lambda: elapsed() > settings.profile.seconds)
+
+    profile: Profile
+    ledger: Path
+    distribution: AffordableDistribution
+    time: TimeBudget
+    name: str = "evidence"
+
+    def run(self, target: object, plan: AuditPlan, progress: Progress) -> LayerResult:
+        """See :class:`mrv2.stats.layers.Layer`."""
+        if not isinstance(target, SamplerTarget):
+            return LayerResult(self.name, (), not_run="the target draws no tokens")
+        chosen, size = self.distribution.chosen(target, plan).rows
+        rows = [RowPlan(planned.row, math.ceil(planned.draws / self.profile.more)) for planned in chosen.rows]
+        layer = EvidenceLayer(rows, EvidenceLedger(self.ledger), evidence_key(target, size))
+        return Campaign(layer, self.time.over).run(target, plan, progress)
 
 
 def _causes(found: Audit, target: object) -> tuple[Cause, ...]:
@@ -226,8 +258,7 @@ class _Counter:
 class _State:
     """What the layers of one run know of each other."""
 
-    def __init__(self, late: Callable[[], bool]) -> None:
-        self.late = late
+    def __init__(self) -> None:
         self.broken = False
         self.started = False
 
@@ -235,19 +266,20 @@ class _State:
 class _Guarded:
     """A layer that is not run after a broken contract or without time, and whose target may raise errors."""
 
-    def __init__(self, layer: Layer, state: _State) -> None:
+    def __init__(self, layer: Layer, state: _State, time: TimeBudget) -> None:
         self.name = layer.name
         self._layer = layer
         self._state = state
+        self._time = time
 
     def run(self, target: object, plan: AuditPlan, progress: Progress) -> LayerResult:
         if self._state.broken:
             return LayerResult(self.name, (), not_run=_BROKEN)
-        if self._state.started and self._state.late() and isinstance(target, _ASKED.get(self.name, object)):
+        if self._state.started and self._time.over() and _can_answer(target, self.name):
             return LayerResult(self.name, (), not_run=NO_TIME)
         self._state.started = True
         try:
-            result = self._layer.run(target, plan, progress)
+            result = self._layer.run(target, replace(plan, time=self._time), progress)
         except Exception as error:
             if not _is_targets(error):
                 raise
@@ -269,6 +301,10 @@ _ASKED: Mapping[str, tuple[type, ...]] = {
     "logprobs": (LogprobTarget, RankTarget, PromptLogprobTarget),
 }
 _FATAL = "one id of the vocabulary per row"
+
+
+def _can_answer(target: object, layer: str) -> bool:
+    return isinstance(target, _ASKED.get(layer, object))
 
 
 def _is_targets(error: BaseException) -> bool:

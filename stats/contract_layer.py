@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mrv2.checks.findings import JSON
 
-from .layers import AuditPlan, LayerResult, LayerTest, Progress, exact_test
+from .layers import AuditPlan, LayerResult, LayerTest, Progress, exact_test, unasked_test, unless_cut
 from .targets import SamplerTarget, is_keyed
 
 BLOCKS = (128, 1024)  # usual sizes of blocks; widths of rows lie just before, at and behind them
@@ -42,13 +42,14 @@ class ContractLayer:
         checks = {**_CHECKS, **(_KEYED_CHECKS if is_keyed(target) else {})}
         for name, check in checks.items():
             if plan.wants(name):
-                tests.append(_tested(name, check, caller, plan))
+                asked = not plan.time.over()
+                tests.append(_tested(name, check, caller, plan) if asked else unasked_test(name, name, "row"))
                 progress.tested(tests[-1])
         form = "one id of the vocabulary per row"
         tests.append(exact_test("calls", form, caller.calls, caller.broken, "call", caller.first))
         progress.tested(tests[-1])
         missed = () if is_keyed(target) else ("draws that depend on the batch: the target has no keys",)
-        return LayerResult(self.name, tuple(tests), tuple(checks), missed)
+        return LayerResult(self.name, tuple(tests), tuple(checks), missed, width=plan.vocab_size)
 
 
 @dataclass
@@ -128,17 +129,20 @@ Check = Callable[[_Caller, AuditPlan, np.random.Generator], Iterator[_Case]]
 
 
 def _tested(name: str, check: Check, caller: _Caller, plan: AuditPlan) -> LayerTest:
-    checked = wrong = 0
+    checked = wrong = missing = 0
     evidence: Mapping[str, JSON] = {}
     try:
         for case in check(caller, plan, plan.generator(name)):
             checked += case.rows
             wrong += case.wrong
             evidence = evidence or (case.evidence if case.wrong else {})
+            if plan.time.over():
+                missing = 1  # or more: the cases are made as they are asked for
+                break
     except _BrokenCallError:
         # The form of the answer is a test of its own; this one has seen what it has seen.
         checked = max(checked, 1)
-    return exact_test(name, name, checked, wrong, "row", evidence)
+    return unless_cut(exact_test(name, name, checked, wrong, "row", evidence), checked + missing)
 
 
 # What is asked

@@ -31,8 +31,8 @@ class JudgedTest:
         first: the first run.
         repeat: the run with fresh seeds, if there was one.
         p_value: of both runs together.
-        verdict: PASS, SUSPICIOUS (it was repeated, or would have been), FAIL or INCONCLUSIVE (it could have missed what
-            it must see).
+        verdict: PASS, SUSPICIOUS (it was repeated, and the repeat did not clear it), FAIL or INCONCLUSIVE (it could
+            have missed what it must see, or looked suspicious and there was no time for the whole repeat).
     """
 
     layer: str
@@ -166,9 +166,12 @@ def _verdict(test: JudgedTest, failed: bool) -> RunVerdict:
         return RunVerdict.INCONCLUSIVE
     if test.first.exact or test.first.result.p_value >= ESCALATE_BELOW:
         return RunVerdict.PASS
+    if test.first.sequential:
+        return RunVerdict.SUSPICIOUS
+    if test.repeat is None or test.repeat.short:
+        return RunVerdict.INCONCLUSIVE
     # An honest sampler is repeated once in a thousand tests; a repeat without any sign of the error clears it.
-    cleared = test.repeat is not None and test.repeat.result.p_value > 0.05
-    return RunVerdict.PASS if cleared else RunVerdict.SUSPICIOUS
+    return RunVerdict.PASS if test.repeat.result.p_value > 0.05 else RunVerdict.SUSPICIOUS
 
 
 def _overall(tests: Sequence[JudgedTest]) -> RunVerdict:

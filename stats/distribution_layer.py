@@ -7,7 +7,7 @@ specification. It costs the most draws; the other layers exist because of that.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,11 +32,14 @@ from .layers import (
     designed_excess,
     designed_test,
     exact_test,
+    unasked_test,
+    unless_cut,
 )
 from .order import index_trend_test
 from .pooling import GROUPS, index_groups, rank_groups
 from .saddlepoint import SumLaw
 from .targets import CountingTarget, SamplerTarget
+from .timing import Pace
 
 CALL = 2**14  # most draws of one call of sample()
 COUNTING_CALL = 2**18  # draws of one call of count()
@@ -77,17 +80,25 @@ class DistributionLayer:
         tests: list[LayerTest] = []
         draws: dict[str, RowDraws] = {}
         for row_plan in self.rows:
-            row = row_plan.row
-            if plan.wants(row.name):
-                counts = count_draws(target, row, row_plan.draws * plan.scale, plan, progress)
+            row, planned = row_plan.row, row_plan.draws * plan.scale
+            if plan.wants(row.name) and plan.time.over():
+                tests.append(row_not_drawn(row_plan))
+            elif plan.wants(row.name):
+                counts = count_draws(target, row, planned, plan, progress)
                 draws[row.name] = RowDraws(row.log_probabilities, counts[:-1])
-                tests += row_tests(row, counts, plan)
+                support, *others = row_tests(row, counts, plan)
+                tests += [unless_cut(support, planned), *others]
         for relation in RELATIONS if self.pairs else ():
-            if plan.wants(relation):
+            if plan.wants(relation) and plan.time.over():
+                name = f"keys that differ in {relation}"
+                tests.append(unasked_test(relation, name, "pair", self.pairs * plan.scale, exact=False))
+            elif plan.wants(relation):
                 tests += pair_tests(target, relation, self.pairs * plan.scale, plan, progress)
         for test in tests:
             progress.tested(test)
-        return LayerResult(self.name, tuple(tests), self._coverage(), self._gaps(tests), draws=draws)
+        return LayerResult(
+            self.name, tuple(tests), self._coverage(), self._gaps(tests), draws=draws, width=plan.vocab_size
+        )
 
     def _coverage(self) -> tuple[str, ...]:
         rows = tuple(f"{plan.draws:,} draws of row {plan.row.name!r}" for plan in self.rows)
@@ -101,6 +112,12 @@ class DistributionLayer:
             f"tokens more than {deepest:g} nats below the best" if gaps else "missing tails: no cliff was drawn"
         )
         return (*missing, *(test.missed() for test in tests if test.short))
+
+
+def row_not_drawn(row_plan: RowPlan) -> LayerTest:
+    """The test of a row for whose draws there was no time."""
+    name = row_plan.row.name
+    return unasked_test(name, f"{name}: no time for {row_plan.draws:,} draws", "draw", row_plan.draws, exact=False)
 
 
 def draws_needed(row: AuditRow, plan: AuditPlan) -> int:
@@ -131,22 +148,39 @@ def count_draws(
         progress: told of the draws.
 
     Returns:
-        int64 [V + 1]; the last entry counts ids outside [0, V).
+        int64 [V + 1]; the last entry counts ids outside [0, V). Fewer draws than asked for if time is over.
     """
     total = np.zeros(row.logits.size + 1, np.int64)
     counting = isinstance(target, CountingTarget)
+    pace, done = Pace(plan.time), 0
     for size in _portions(draws, COUNTING_CALL if counting else call_size(row.logits.size, CALL)):
-        name = f"{row.name}/{int(total.sum())}"
-        if isinstance(target, CountingTarget):
-            random = plan.generator(name)
-            seed, first = int(random.integers(2**64, dtype=np.uint64)), int(random.integers(2**31 - size))
-            total += target.count(row.logits, row.temperature, seed, first, size)
-        else:
-            seeds, positions = plan.keys(name, size)
-            tokens = target.sample(row.logits, np.full(size, row.temperature, np.float32), seeds, positions)
-            total += count_tokens(tokens, row.logits.size)
-        progress.drawn(size)
+        if done and plan.time.over():
+            break
+        # The keys of a portion do not depend on the calls that it is drawn in.
+        count = _counter(target, row, size, plan, f"{row.name}/{done}")
+        for part in pace.calls(size, size):
+            total += count(part)
+            progress.drawn(part.stop - part.start)
+        done += size
     return total
+
+
+def _counter(
+    target: SamplerTarget, row: AuditRow, size: int, plan: AuditPlan, name: str
+) -> Callable[[slice], NDArray[np.int64]]:
+    """Counts a part of ``size`` draws, int64 [V + 1]."""
+    if isinstance(target, CountingTarget):
+        random = plan.generator(name)
+        seed, first = int(random.integers(2**64, dtype=np.uint64)), int(random.integers(2**31 - size))
+        counting = target
+        return lambda part: counting.count(
+            row.logits, row.temperature, seed, first + part.start, part.stop - part.start
+        )
+    seeds, positions = plan.keys(name, size)
+    warmth = np.full(size, row.temperature, np.float32)
+    return lambda part: count_tokens(
+        target.sample(row.logits, warmth[part], seeds[part], positions[part]), row.logits.size
+    )
 
 
 def count_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
@@ -276,13 +310,13 @@ def pair_tests(
     partners = RELATIONS[relation](seeds, positions)
     both = [np.stack(part, axis=1).ravel() for part in zip((seeds, positions), partners, strict=True)]
     logits, tokens = np.zeros(plan.vocab_size, np.float32), []
-    size = call_size(plan.vocab_size, CALL) // 2 * 2
-    for first in range(0, 2 * pairs, size):
-        call = slice(first, first + size)
+    for pair in plan.time.calls(pairs, call_size(plan.vocab_size, CALL) // 2):
+        call = slice(2 * pair.start, 2 * pair.stop)
         tokens.append(target.sample(logits, np.ones(both[0][call].size, np.float32), both[0][call], both[1][call]))
         progress.drawn(tokens[-1].size)
     drawn = np.concatenate(tokens).reshape(-1, 2)
-    return [*_agreement(relation, drawn, plan), *_table(relation, drawn, plan), *_repeats(relation, drawn, plan)]
+    tests = [*_agreement(relation, drawn, plan), *_table(relation, drawn, plan), *_repeats(relation, drawn, plan)]
+    return [replace(test, cut=len(drawn) < pairs) for test in tests]
 
 
 def _agreement(relation: str, tokens: NDArray[np.int64], plan: AuditPlan) -> Iterator[LayerTest]:

@@ -59,14 +59,17 @@ class EvidenceLayer:
             row = row_plan.row
             if not plan.wants(row.name):
                 continue
-            counts = count_draws(target, row, row_plan.draws, plan, progress)
+            # Without time for more, what earlier nights drew is judged.
+            late = plan.time.over()
+            nothing = np.zeros(row.logits.size + 1, np.int64)
+            counts = nothing if late else count_draws(target, row, row_plan.draws, plan, progress)
             draws[row.name] = RowDraws(row.log_probabilities, counts[:-1])
             test = self._test(row, counts, plan)
             progress.tested(test)
             tests.append(test)
         coverage = tuple(f"{test.result.draws:,} draws so far of row {test.part!r}" for test in tests)
         missing = tuple(test.missed() for test in tests if test.short)
-        return LayerResult(self.name, tuple(tests), coverage, missing, draws=draws)
+        return LayerResult(self.name, tuple(tests), coverage, missing, draws=draws, width=self.key.vocab_size)
 
     def _test(self, row: AuditRow, counts: NDArray[np.int64], plan: AuditPlan) -> LayerTest:
         labels, names, cells = cells_of(row)
@@ -74,7 +77,8 @@ class EvidenceLayer:
         outside = int(counts[-1])
         portion = np.bincount(labels, weights=counts[:-1], minlength=len(names)).astype(np.int64)
         portion[-1] += outside  # the cell of what is impossible
-        self.ledger.append(key, f"seed {plan.seed}", portion)
+        if portion.any():
+            self.ledger.append(key, f"seed {plan.seed}", portion)
         total = self.ledger.total(key, len(names))
         process = DirichletMixtureEProcess(cells, total)
         draws = process.draws
@@ -134,7 +138,12 @@ class Campaign:
             portion = sum(1 for _ in self.layer.ledger.portions())
             result = self.layer.run(target, replace(plan, seed=plan.seed + portion * _STRIDE), progress)
             level = plan.false_fail_rate / _TESTS
-            if not result.tests or self.over() or any(test.result.p_value <= level for test in result.tests):
+            if (
+                not result.tests
+                or self.over()
+                or plan.time.over()
+                or any(test.result.p_value <= level for test in result.tests)
+            ):
                 return result
 
 

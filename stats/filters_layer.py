@@ -12,7 +12,17 @@ from mrv2.checks.findings import JSON
 
 from .filters import FilterCase, Kept, threshold_cases
 from .gof import binomial_test
-from .layers import AuditPlan, LayerResult, LayerTest, Progress, call_size, designed_event, exact_test
+from .layers import (
+    AuditPlan,
+    LayerResult,
+    LayerTest,
+    Progress,
+    call_size,
+    designed_event,
+    exact_test,
+    unasked_test,
+    unless_cut,
+)
 from .strata import log_softmax
 from .targets import FilteringTarget, Filters, MaskTarget
 
@@ -40,6 +50,9 @@ class FiltersLayer:
         cases = [case for case in threshold_cases(max(256, plan.vocab_size)) if plan.wants(case.name)]
         tests: list[LayerTest] = []
         for case in cases:
+            if plan.time.over():
+                tests.append(unasked_test(case.name, f"{case.name}: kept set and draws", "draw", self.draws))
+                continue
             if isinstance(target, MaskTarget) and plan.scale == 1:
                 tests += [_mask_test(target, case, batch) for batch in BATCHES]
             if isinstance(target, FilteringTarget):
@@ -51,7 +64,11 @@ class FiltersLayer:
         if not isinstance(target, MaskTarget):
             missing.append("tokens kept by mistake with a share too small to be drawn: the target shows no mask")
         return LayerResult(
-            self.name, tuple(tests), (f"{len(cases)} rows with a threshold beside a token",), tuple(missing)
+            self.name,
+            tuple(tests),
+            (f"{len(cases)} rows with a threshold beside a token",),
+            tuple(missing),
+            width=max((case.logits.size for case in cases), default=0),
         )
 
 
@@ -70,9 +87,9 @@ def _draw_tests(
 ) -> Iterator[LayerTest]:
     """Only kept tokens are drawn, and those with a share worth the name are."""
     seeds, positions = plan.keys(case.name, draws)
-    some, size = [], call_size(case.logits.size, draws)
-    for start in range(0, draws, size):
-        keys = seeds[start : start + size], positions[start : start + size]
+    some = []
+    for part in plan.time.calls(draws, call_size(case.logits.size, draws)):
+        keys = seeds[part], positions[part]
         warmth = np.full(keys[0].size, case.temperature, np.float32)
         some.append(target.sample_filtered(case.logits, warmth, *keys, _filters(case, keys[0].size)))
         progress.drawn(keys[0].size)
@@ -82,7 +99,8 @@ def _draw_tests(
     inside = (tokens >= 0) & (tokens < case.logits.size)
     drawn[tokens[inside]] = True
     seen = Kept(np.zeros_like(drawn), right.possibly)
-    yield _kept_test(case, f"{case.name}: only kept tokens are drawn", drawn, seen, draws, "draw")
+    test = _kept_test(case, f"{case.name}: only kept tokens are drawn", drawn, seen, tokens.size, "draw")
+    yield unless_cut(test, draws)
     if right.ambiguous == 0:
         yield from _share_test(case, right.surely, tokens, plan)
 

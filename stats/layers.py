@@ -26,6 +26,7 @@ from .design import (
 )
 from .errors import ArgumentError, require_rate
 from .gof import TestResult
+from .timing import UNLIMITED, TimeBudget
 
 # A p-value below this is repeated with fresh seeds and four times the draws; tests are designed for it.
 ESCALATE_BELOW = 1e-3
@@ -43,6 +44,7 @@ class AuditPlan:
         false_pass_rate: chance that an error of declared size passes, per test.
         scale: multiplier of all numbers of draws; ``ESCALATED_DRAWS`` when a result is repeated.
         parts: parts to run, by their names; None for all.
+        time: when to stop; a layer that is cut says by tests without their draws what it did not ask.
     """
 
     vocab_size: int
@@ -51,6 +53,7 @@ class AuditPlan:
     false_pass_rate: float = 0.1
     scale: int = 1
     parts: frozenset[str] | None = None
+    time: TimeBudget = UNLIMITED
 
     def __post_init__(self) -> None:
         require_rate("false_fail_rate", self.false_fail_rate)
@@ -101,6 +104,7 @@ class LayerTest:
         needed: observations needed to see ``must_see``; None if no number of them can show it.
         evidence: numbers for a report.
         sequential: its p-value holds at any time and counts all draws there are, so it is never repeated.
+        cut: time was over before its last case.
     """
 
     part: str
@@ -112,6 +116,7 @@ class LayerTest:
     needed: int | None
     evidence: Mapping[str, JSON] = field(default_factory=dict)
     sequential: bool = False
+    cut: bool = False
 
     @property
     def name(self) -> str:
@@ -125,6 +130,8 @@ class LayerTest:
 
     def missed(self) -> str:
         """What it could have missed, in words."""
+        if self.cut:
+            return f"{self.name}: time was over after {self.result.draws:,} of {self.needed or 0:,} {self.unit}s"
         if not math.isfinite(self.could_see):
             return f"{self.name}: anything, it can show nothing with these draws"
         return f"{self.name}: a {self.unit} below {self.could_see:.2g}"
@@ -154,6 +161,7 @@ class LayerResult:
         could_have_missed: what these draws could not show, one phrase each.
         not_run: why the layer asked nothing; empty if it ran.
         draws: by part, where the part is a row of logits.
+        width: tokens of its widest rows; 0 if it asked for none.
     """
 
     layer: str
@@ -162,6 +170,7 @@ class LayerResult:
     could_have_missed: tuple[str, ...] = ()
     not_run: str = ""
     draws: Mapping[str, RowDraws] = field(default_factory=dict)
+    width: int = 0
 
 
 def call_size(vocab_size: int, most: int) -> int:
@@ -231,6 +240,25 @@ def exact_test(
     result = TestResult(name, float(violations), float(violations == 0), checked, int(checked > 0))
     could_see = 1.0 if checked else math.inf
     return LayerTest(part, result, True, unit, 1.0, could_see, 1, dict(evidence or {}))
+
+
+def unasked_test(part: str, name: str, unit: str, needed: int = 1, exact: bool = True) -> LayerTest:
+    """A test for which there was no time: it has no draws, and is INCONCLUSIVE.
+
+    Args:
+        part: see :class:`LayerTest`.
+        name: what would have been tested.
+        unit: what one case is.
+        needed: cases that it would have looked at.
+        exact: see :class:`LayerTest`.
+    """
+    return LayerTest(part, TestResult(name, 0.0, 1.0, 0, 0), exact, unit, 1.0, math.inf, needed, cut=True)
+
+
+def unless_cut(test: LayerTest, planned: int) -> LayerTest:
+    """An exact test, which must have looked at ``planned`` cases to count as passed."""
+    cut = test.result.draws < planned
+    return replace(test, needed=planned, could_see=math.inf, cut=True) if cut else test
 
 
 def designed_test(part: str, result: TestResult, must_see: float, full_df: int, plan: AuditPlan) -> LayerTest:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from mrv2.checks.findings import JSON
 
 from .distributions import recorded
-from .layers import AuditPlan, LayerResult, LayerTest, Progress, exact_test
+from .layers import AuditPlan, LayerResult, LayerTest, Progress, exact_test, unasked_test
 from .logprob import accuracy, error_bound, oracle_log_softmax, ranks, telltale_rows
 from .targets import LogprobTarget, MemoryTarget, PromptLogprobTarget, RankTarget
 
@@ -38,7 +39,10 @@ class LogprobLayer:
 
     def run(self, target: object, plan: AuditPlan, progress: Progress) -> LayerResult:
         """See :class:`mrv2.stats.layers.Layer`."""
-        tests = [test for test in self._tests(target, plan) if plan.wants(test.part)]
+        tests: list[LayerTest] = []
+        for part, tested in self._parts(target, plan).items():
+            if plan.wants(part):
+                tests += [unasked_test(part, f"{part}: all of it", "value")] if plan.time.over() else tested()
         for test in tests:
             progress.tested(test)
         if not tests:
@@ -50,25 +54,34 @@ class LogprobLayer:
         ]
         coverage = (f"log-probabilities of all {plan.vocab_size:,} tokens of {len(KINDS)} kinds of rows",)
         return LayerResult(
-            self.name, tuple(tests), coverage, (*missing, "errors below the bound of float32 arithmetic")
+            self.name,
+            tuple(tests),
+            coverage,
+            (*missing, "errors below the bound of float32 arithmetic"),
+            width=plan.vocab_size,
         )
 
-    def _tests(self, target: object, plan: AuditPlan) -> Iterator[LayerTest]:
+    def _parts(self, target: object, plan: AuditPlan) -> dict[str, Callable[[], list[LayerTest]]]:
+        """What is asked of this target, part by part, in order."""
+        parts: dict[str, Callable[[], list[LayerTest]]] = {}
         if isinstance(target, LogprobTarget):
-            for kind in KINDS:
-                rows = np.stack(
-                    [KINDS[kind](plan.vocab_size, plan.generator(f"{kind}/{i}")) for i in range(self.batch)]
-                )
-                yield from _value_tests(target, kind, rows, 1.0)
-            yield from _value_tests(target, "temperature", _normal_rows(self.batch, plan), WARMTH)
-            yield _shift_test(target, plan)
-            yield _exchange_test(target, plan)
+            parts = {kind: partial(self._kind_tests, target, kind, plan) for kind in KINDS}
+            warm = partial(_normal_rows, self.batch, plan)
+            parts["temperature"] = lambda: _value_tests(target, "temperature", warm(), WARMTH)
+            parts["shift"] = lambda: [_shift_test(target, plan)]
+            parts["exchange"] = lambda: [_exchange_test(target, plan)]
         if isinstance(target, RankTarget):
-            yield _rank_test(target, plan)
+            parts["ranks"] = lambda: [_rank_test(target, plan)]
         if isinstance(target, PromptLogprobTarget):
-            yield _prompt_test(target, plan)
+            parts["prompt"] = lambda: [_prompt_test(target, plan)]
         if isinstance(target, MemoryTarget):
-            yield from _memory_test(target, plan)
+            parts["memory"] = lambda: _memory_test(target, plan)
+        return parts
+
+    def _kind_tests(self, target: LogprobTarget, kind: str, plan: AuditPlan) -> list[LayerTest]:
+        generators = [plan.generator(f"{kind}/{place}") for place in range(self.batch)]
+        rows = np.stack([KINDS[kind](plan.vocab_size, random) for random in generators])
+        return _value_tests(target, kind, rows, 1.0)
 
 
 # Rows
@@ -135,7 +148,7 @@ def _normal_rows(count: int, plan: AuditPlan) -> Rows:
 # Tests
 
 
-def _value_tests(target: LogprobTarget, kind: str, logits: Rows, temperature: float) -> Iterator[LayerTest]:
+def _value_tests(target: LogprobTarget, kind: str, logits: Rows, temperature: float) -> list[LayerTest]:
     """Each value within its bound, and the sum of probabilities within the bound of its terms."""
     given = target.logprobs(logits, np.full(len(logits), temperature, np.float32))
     truth = _truth(target, logits, temperature)
@@ -153,12 +166,13 @@ def _value_tests(target: LogprobTarget, kind: str, logits: Rows, temperature: fl
     if temperature != 1.0:
         evidence["matches the other convention"] = _matches_other(target, given, logits, temperature)
     wrong = int(found.ratio > 1.0 or found.support > 0)
-    yield exact_test(kind, f"{kind}: every value within its bound", given.size, wrong, "value", evidence)
+    values = exact_test(kind, f"{kind}: every value within its bound", given.size, wrong, "value", evidence)
     total = np.exp(np.asarray(given, np.float64)).sum(axis=1)
     allowed = 1e-12 + (np.exp(oracle) * bound).sum(axis=1)
     off = np.abs(total - 1.0)
     sums: dict[str, JSON] = {"largest deviation": _finite(float(off.max())), "allowed": float(allowed[off.argmax()])}
-    yield exact_test(kind, f"{kind}: probabilities sum to 1", len(logits), int((~(off <= allowed)).sum()), "row", sums)
+    outside = int((~(off <= allowed)).sum())
+    return [values, exact_test(kind, f"{kind}: probabilities sum to 1", len(logits), outside, "row", sums)]
 
 
 def _truth(target: LogprobTarget, logits: Rows, temperature: float) -> NDArray[np.float64]:
@@ -237,14 +251,14 @@ def _shift_of(given: NDArray[np.float64], oracle: NDArray[np.float64], tokens: N
     return None
 
 
-def _memory_test(target: MemoryTarget, plan: AuditPlan) -> Iterator[LayerTest]:
+def _memory_test(target: MemoryTarget, plan: AuditPlan) -> list[LayerTest]:
     logits = _normal_rows(8, plan)
     peak = target.peak_bytes(logits, np.ones(len(logits), np.float32))
-    if peak is not None:
-        sizes = peak / logits.nbytes
-        evidence: dict[str, JSON] = {"sizes of the logits": sizes, "allowed": MEMORY}
-        name = "peak memory of log-probabilities"
-        yield exact_test("memory", name, 1, int(not sizes <= MEMORY), "call", evidence)
+    if peak is None:
+        return []
+    sizes = peak / logits.nbytes
+    evidence: dict[str, JSON] = {"sizes of the logits": sizes, "allowed": MEMORY}
+    return [exact_test("memory", "peak memory of log-probabilities", 1, int(not sizes <= MEMORY), "call", evidence)]
 
 
 def _finite(value: float) -> float | None:

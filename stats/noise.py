@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ArgumentError
+from .timing import UNLIMITED, TimeBudget
 
 Transform = Callable[[NDArray[np.uint64]], NDArray[np.float64]]
 SINGLE = 1024  # ranks at each end that are taken one by one; beyond them so many per factor of two
@@ -218,7 +219,7 @@ WINNING = -1.0  # a token whose noise is below it, one in fifteen, wins only amo
 
 
 def enumerate_transform(
-    transform: Transform, bits: int, coarse_bits: int, share: tuple[int, int] = (0, 1)
+    transform: Transform, bits: int, coarse_bits: int, share: tuple[int, int] = (0, 1), time: TimeBudget = UNLIMITED
 ) -> TransformErrors:
     """Look at the words with all values of the leading bits, each with its least and its largest trailing bits.
 
@@ -230,10 +231,11 @@ def enumerate_transform(
         bits: b of each word.
         coarse_bits: how many leading bits to enumerate; all words if that is ``bits`` or more.
         share: (i, n) for the i-th of n equal parts of the words, counted from 0; see :func:`merged`.
+        time: when to stop; the result then holds fewer words (:func:`words_to_enumerate`).
     """
     leading = min(bits, coarse_bits)
     return enumerate_words(
-        transform, bits, lambda start, stop: _ends_of_cells(start, stop, bits - leading), 1 << leading, share
+        transform, bits, lambda start, stop: _ends_of_cells(start, stop, bits - leading), 1 << leading, share, time
     )
 
 
@@ -243,6 +245,7 @@ def enumerate_words(
     words_of: Callable[[int, int], NDArray[np.uint64]],
     count: int,
     share: tuple[int, int] = (0, 1),
+    time: TimeBudget = UNLIMITED,
 ) -> TransformErrors:
     """As :func:`enumerate_transform`, for any list of words.
 
@@ -252,6 +255,7 @@ def enumerate_words(
         words_of: the words of places i to j - 1 of the list; all words ascend.
         count: places of the list.
         share: (i, n) for the i-th of n equal parts of the list.
+        time: when to stop; the result then holds fewer words.
     """
     falls = _falls(transform, bits)
     first, end = (count * (share[0] + step) // share[1] for step in (0, 1))
@@ -264,11 +268,18 @@ def enumerate_words(
         line = ordered if before is None else np.append(before, ordered)
         found = merged([found, _errors(noise, words, bits, falls, int(_turns(line).sum()))])
         before = ordered[-1:]
+        if time.over():
+            break
     return found
 
 
 def _ordered(noise: NDArray[np.float64], falls: bool) -> NDArray[np.float64]:
     return -noise if falls else noise
+
+
+def words_to_enumerate(bits: int, coarse_bits: int) -> int:
+    """How many words :func:`enumerate_transform` looks at if nothing stops it."""
+    return 1 << bits if coarse_bits >= bits else 2 << coarse_bits
 
 
 def merged(parts: Sequence[TransformErrors]) -> TransformErrors:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from .errors import ArgumentError
 from .targets import NoiseTarget, Purpose
+from .timing import UNLIMITED, TimeBudget
 
 _FINGERPRINT_BITS = 96  # a row is told from others by so many bits at least: 2**22 keys then agree by chance in 1e-16
 _MOST = 256  # duplicates looked at a second time
@@ -114,6 +115,7 @@ def duplicate_rows(
     purposes: Sequence[Purpose],
     vocab_size: int,
     drawn: Callable[[int], None] = lambda count: None,
+    time: TimeBudget = UNLIMITED,
 ) -> list[Duplicate]:
     """Pairs of keys (seed, position, purpose) whose noise is the same.
 
@@ -126,16 +128,19 @@ def duplicate_rows(
         purposes: each is looked at for every key.
         vocab_size: tokens are spread over it.
         drawn: told of the keys done.
+        time: when to stop; of each purpose only the keys that ``drawn`` was told of are compared then.
 
     Returns:
         duplicates, at most one for each key, and at most 256.
     """
     some, many = _spread_tokens(target.noise_bits, vocab_size, 1), _spread_tokens(target.noise_bits, vocab_size, 8)
-    prints = np.concatenate([_fingerprints(target, keys, purpose, some, drawn) for purpose in purposes])
+    parts = [_fingerprints(target, keys, purpose, some, drawn, time) for purpose in purposes]
+    prints = np.concatenate(parts)
+    places = np.concatenate([index * keys.count + np.arange(part.size) for index, part in enumerate(parts)])
     order = np.argsort(prints, kind="stable")
     same = np.flatnonzero(prints[order][1:] == prints[order][:-1])
     found, suspects = [], same[:_MOST]
-    for first, second in zip(order[suspects].tolist(), order[suspects + 1].tolist(), strict=True):
+    for first, second in zip(places[order[suspects]].tolist(), places[order[suspects + 1]].tolist(), strict=True):
         one, other = (_key(keys, purposes, index) for index in (first, second))
         if (_row(target, one, many) == _row(target, other, many)).all():
             found.append(Duplicate((*one[:2], one[2].value), (*other[:2], other[2].value)))
@@ -148,12 +153,16 @@ def _spread_tokens(bits: int, vocab_size: int, times: int) -> NDArray[np.int64]:
 
 
 def _fingerprints(
-    target: NoiseTarget, keys: Keys, purpose: Purpose, tokens: NDArray[np.int64], drawn: Callable[[int], None]
+    target: NoiseTarget,
+    keys: Keys,
+    purpose: Purpose,
+    tokens: NDArray[np.int64],
+    drawn: Callable[[int], None],
+    time: TimeBudget,
 ) -> NDArray[np.uint64]:
-    """64 bits per key, mixed from the words of a few tokens."""
-    prints = np.empty(keys.count, np.uint64)
-    for start in range(0, keys.count, _CALL):
-        part = slice(start, start + _CALL)
+    """64 bits per key, mixed from the words of a few tokens; of the first keys alone if time is over."""
+    prints, part = np.empty(keys.count, np.uint64), slice(0, 0)
+    for part in time.calls(keys.count, _CALL):
         words = target.words(keys.seeds[part, None], keys.positions[part, None], tokens[None, :], purpose)
         mixed = np.zeros(len(words), np.uint64)
         for column in words.T:
@@ -161,7 +170,7 @@ def _fingerprints(
             mixed = (mixed ^ (mixed >> np.uint64(29))) * _MULTIPLIERS[1]
         prints[part] = mixed
         drawn(len(words))
-    return prints
+    return prints[: part.stop]
 
 
 def _key(keys: Keys, purposes: Sequence[Purpose], index: int) -> tuple[int, int, Purpose]:

@@ -8,23 +8,31 @@ sampler that shows its bits needs no wide rows: its tails follow from the law of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .contract_layer import ContractLayer
-from .distribution_layer import COUNTING_CALL, RELATIONS, DistributionLayer, RowPlan, draws_needed, pairs_needed
+from .distribution_layer import (
+    COUNTING_CALL,
+    RELATIONS,
+    DistributionLayer,
+    RowPlan,
+    draws_needed,
+    pairs_needed,
+    row_not_drawn,
+)
 from .distributions import AuditRow, flat, half_head, ladder, last_block, offset, recorded, two_level, zipf
 from .errors import ArgumentError
 from .filters_layer import FiltersLayer
-from .gof import TestResult
-from .layers import AuditPlan, Layer, LayerResult, LayerTest, Progress
+from .layers import AuditPlan, Layer, LayerResult, Progress
 from .logprob_layer import LogprobLayer
 from .noise_layer import NoiseLayer
 from .replay_layer import ReplayLayer, Width
 from .speculative_layer import SpeculativeLayer
 from .targets import CountingTarget, NoiseTarget, SamplerTarget
+from .timing import TimeBudget
 
 NARROW = 500  # tokens in a row where a wide one is too slow; not a whole number of blocks
 _NARROW_BLOCK = 128
@@ -32,8 +40,9 @@ _TREND = 0.02  # discrepancy of a trend over ids that narrow rows must show
 _FILTERED = 1100  # tokens in a row of the filters: a whole block and a part
 _REPORTED = 50_000  # tokens in a row of log-probabilities in a short run
 _SPECULATIONS = 200_000
+_FOR_ROWS = 0.6  # share of the time that is left which rows may take; pairs and repeats need some
 _SPARE = 1.25  # draws beyond those that a test's design asks for, since counts are whole numbers
-_PROBE = 16  # draws of the first call that is timed, and the factor to the next
+_PROBE = 16  # factor from one call that is timed to the next
 _PROBE_SECONDS = 0.1
 
 
@@ -43,7 +52,7 @@ class Profile:
 
     Attributes:
         name: as on the command line.
-        seconds: of the whole run on two cores; rows that would take longer by themselves are left out.
+        seconds: of the whole run on two cores; rows that would take longer are left out.
         more: multiplier of all numbers of draws.
         keys: keys searched for duplicate rows of noise.
         coarse_bits: leading bits of the noise that are enumerated.
@@ -82,23 +91,21 @@ def profile_of(name: str, seconds: float | None = None) -> Profile:
     return profile if seconds is None else replace(profile, seconds=seconds)
 
 
-def layers_of(profile: Profile, target: object, plan: AuditPlan, clock: Callable[[], float]) -> list[Layer]:
-    """The layers of an audit, in order: what is exact and cheap first.
+def layers_of(profile: Profile, plan: AuditPlan) -> list[Layer]:
+    """The layers of an audit, in order: what is exact and cheap first, and last what takes all the time there is.
 
     Args:
         profile: how much to ask.
-        target: what is audited; a few draws of it are timed.
-        plan: its vocabulary and rates.
-        clock: seconds from any start.
+        plan: its vocabulary.
     """
     return [
         ContractLayer(),
         NoiseLayer(profile.coarse_bits, profile.keys),
         ReplayLayer(_widths(profile)),
         _Narrowed(FiltersLayer(400 * profile.more), min(plan.vocab_size, _FILTERED)),
-        _timed_distribution(profile, target, plan, clock),
-        SpeculativeLayer(_SPECULATIONS * profile.more),
         _Narrowed(LogprobLayer(1), min(plan.vocab_size, _REPORTED)) if profile.more == 1 else LogprobLayer(),
+        SpeculativeLayer(_SPECULATIONS * profile.more),
+        AffordableDistribution(profile),
     ]
 
 
@@ -125,9 +132,34 @@ def _widths(profile: Profile) -> tuple[Width, ...]:
     )
 
 
-@dataclass(frozen=True, eq=False)
 class AffordableDistribution:
-    """The distribution layer with the rows that there is time for.
+    """The distribution layer with the rows that there is time for, chosen when it first runs.
+
+    Args:
+        profile: how much to ask.
+    """
+
+    name = "distribution"
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._chosen: Affordable | None = None
+
+    def run(self, target: object, plan: AuditPlan, progress: Progress) -> LayerResult:
+        """See :class:`mrv2.stats.layers.Layer`."""
+        if not isinstance(target, SamplerTarget):
+            return LayerResult(self.name, (), not_run="the target draws no tokens")
+        return self.chosen(target, plan).run(target, plan, progress)
+
+    def chosen(self, target: SamplerTarget, plan: AuditPlan) -> Affordable:
+        """What there is time for, the same from the first call on; times a few draws."""
+        self._chosen = self._chosen or _affordable_rows(self._profile, target, plan)
+        return self._chosen
+
+
+@dataclass(frozen=True, eq=False)
+class Affordable:
+    """Rows and pairs to draw.
 
     Attributes:
         rows: drawn from, with the vocabulary of the rows.
@@ -138,25 +170,23 @@ class AffordableDistribution:
     rows: tuple[DistributionLayer, int]
     pairs: tuple[DistributionLayer, int]
     left_out: Sequence[RowPlan]
-    name: str = "distribution"
 
-    def run(self, target: object, plan: AuditPlan, progress: Progress) -> LayerResult:
+    def run(self, target: SamplerTarget, plan: AuditPlan, progress: Progress) -> LayerResult:
         """See :class:`mrv2.stats.layers.Layer`."""
         rows, pairs = (
             layer.run(target, replace(plan, vocab_size=size), progress) for layer, size in (self.rows, self.pairs)
         )
-        if rows.not_run:
-            return rows
-        missing = [_not_drawn(row_plan) for row_plan in self.left_out if plan.wants(row_plan.row.name)]
+        missing = [row_not_drawn(row_plan) for row_plan in self.left_out if plan.wants(row_plan.row.name)]
         shown = [text for text in (*rows.could_have_missed, *pairs.could_have_missed) if text not in _OF_A_HALF]
         if self.rows[1] < plan.vocab_size:
             shown.insert(0, f"{NARROW_ROWS} {self.rows[1]:,} tokens; drawing from wider ones often would take too long")
         return LayerResult(
-            self.name,
+            rows.layer,
             (*rows.tests, *pairs.tests, *missing),
             (*rows.coverage, *pairs.coverage),
             (*shown, *(test.missed() for test in missing)),
             draws=rows.draws,
+            width=self.rows[1],
         )
 
 
@@ -164,53 +194,24 @@ NARROW_ROWS = "what shows only in rows of more than"
 _OF_A_HALF = ("noise shared between keys: no pairs were drawn", "missing tails: no cliff was drawn")
 
 
-def _not_drawn(row_plan: RowPlan) -> LayerTest:
-    name = row_plan.row.name
-    result = TestResult(f"{name}: no time for {row_plan.draws:,} draws", 0.0, 1.0, 0, 0)
-    return LayerTest(name, result, False, "", 1.0, math.inf, row_plan.draws)
-
-
-@dataclass(frozen=True, eq=False)
-class _Untimed:
-    """The distribution layer of a sampler that raised an error while it was timed: raises it where it is judged."""
-
-    error: Exception
-    name: str = "distribution"
-
-    def run(self, target: object, plan: AuditPlan, progress: Progress) -> LayerResult:
-        raise self.error
-
-
-def _timed_distribution(profile: Profile, target: object, plan: AuditPlan, clock: Callable[[], float]) -> Layer:
-    try:
-        return _distribution(profile, target, plan, clock)
-    except Exception as error:  # noqa: BLE001 - raised again where the layer runs; there the audit says whose it is
-        return _Untimed(error)
-
-
-def _distribution(profile: Profile, target: object, plan: AuditPlan, clock: Callable[[], float]) -> Layer:
+def _affordable_rows(profile: Profile, target: SamplerTarget, plan: AuditPlan) -> Affordable:
     """Rows of the whole vocabulary if there is time for them, or if the sampler does not show its bits."""
-    if not isinstance(target, SamplerTarget):
-        return DistributionLayer((), 0)
-    budget, wide = profile.seconds, _wide_rows(profile, plan)
-    speed = _speed(target, plan.vocab_size, clock, counting=True)
+    # Where time is not kept strictly, what earlier layers took is not taken from this one.
+    budget, wide, size = min(profile.seconds, plan.time.left()), _wide_rows(profile, plan), plan.vocab_size
+    speed = _speed(target, size, plan.time, counting=True)
     narrow = replace(plan, vocab_size=NARROW)
-    size = plan.vocab_size
     if isinstance(target, NoiseTarget) and sum(row.draws for row in wide) / speed > budget / 3:
         wide, size = _narrow_rows(profile, narrow), NARROW
-        speed = _speed(target, size, clock, counting=True)
-    chosen, left_out = _affordable(wide, budget * speed)
-    return AffordableDistribution(
-        (DistributionLayer(chosen, 0), size), _pairs(target, plan, narrow, budget / 6, clock), left_out
-    )
+        speed = _speed(target, size, plan.time, counting=True)
+    chosen, left_out = _affordable(wide, _FOR_ROWS * budget * speed)
+    pairs = _pairs(target, plan, narrow, budget / 6)
+    return Affordable((DistributionLayer(chosen, 0), size), pairs, left_out)
 
 
-def _pairs(
-    target: SamplerTarget, plan: AuditPlan, narrow: AuditPlan, budget: float, clock: Callable[[], float]
-) -> tuple[DistributionLayer, int]:
+def _pairs(target: SamplerTarget, plan: AuditPlan, narrow: AuditPlan, budget: float) -> tuple[DistributionLayer, int]:
     """Pairs of keys, of rows of the whole vocabulary if there is time for them."""
     draws = 2 * len(RELATIONS) * math.ceil(pairs_needed(plan) * _SPARE)
-    chosen = plan if draws / _speed(target, plan.vocab_size, clock, counting=False) < budget else narrow
+    chosen = plan if draws / _speed(target, plan.vocab_size, plan.time, counting=False) < budget else narrow
     return DistributionLayer((), math.ceil(pairs_needed(chosen) * _SPARE)), chosen.vocab_size
 
 
@@ -240,9 +241,9 @@ def _planned(row: AuditRow, profile: Profile, plan: AuditPlan) -> RowPlan:
     return RowPlan(row, math.ceil(draws_needed(row, plan) * _SPARE) * profile.more)
 
 
-def _speed(target: SamplerTarget, vocab_size: int, clock: Callable[[], float], counting: bool) -> float:
+def _speed(target: SamplerTarget, vocab_size: int, time: TimeBudget, counting: bool) -> float:
     """Draws per second of a flat row, about; calls get larger until one takes long enough to be timed."""
-    logits, draws, best = np.zeros(vocab_size, np.float32), _PROBE, 0.0
+    logits, draws, best = np.zeros(vocab_size, np.float32), 1, 0.0
 
     def draw() -> None:
         if counting and isinstance(target, CountingTarget):
@@ -253,11 +254,11 @@ def _speed(target: SamplerTarget, vocab_size: int, clock: Callable[[], float], c
 
     draw()  # the first call may compile something
     while draws <= COUNTING_CALL:
-        start = clock()
+        start = time.clock()
         draw()
-        took = max(clock() - start, 1e-7)
+        took = max(time.clock() - start, 1e-7)
         best = max(best, draws / took)
-        if took > _PROBE_SECONDS:
+        if took > _PROBE_SECONDS or time.over():
             break
         draws *= _PROBE
     return best

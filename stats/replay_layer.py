@@ -8,7 +8,7 @@ scale and temperature, reduction over the vocabulary, keys, order of the batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from mrv2.checks.findings import JSON
 from .diagnosis import Case
 from .distributions import AuditRow, flat, half_head, offset, recorded, zipf
 from .gof import TestResult
-from .layers import AuditPlan, LayerResult, LayerTest, Progress
+from .layers import AuditPlan, LayerResult, LayerTest, Progress, unasked_test
 from .replay import ExactScores, Mismatch, float32_guard, min_changed_share, min_replayed
 from .targets import NoiseTarget, SamplerTarget, is_keyed
 
@@ -80,14 +80,19 @@ class ReplayLayer:
         cases: list[Case] = []
         replayed = 0
         for width in self.widths:
-            if plan.wants(width.name):
+            if plan.wants(width.name) and plan.time.over():
+                tests.append(unasked_test(width.name, f"replay of {width.name}", "draw", width.draws))
+                progress.tested(tests[-1])
+            elif plan.wants(width.name):
                 found = _replayed(target, width, plan, progress)
                 cases += found.cases
                 replayed += found.replayed
                 tests.append(found.test)
                 progress.tested(found.test)
         coverage = tuple(f"{w.draws * plan.scale:,} draws of {w.name} replayed" for w in self.widths)
-        return ReplayResult(self.name, tuple(tests), coverage, cases=tuple(cases), replayed=replayed)
+        return ReplayResult(
+            self.name, tuple(tests), coverage, cases=tuple(cases), replayed=replayed, width=plan.vocab_size
+        )
 
 
 @dataclass(frozen=True)
@@ -123,18 +128,18 @@ def _replayed(target: SamplerTarget, width: Width, plan: AuditPlan, progress: Pr
     seeds, positions = plan.keys(width.name, count)
     table = np.stack([row.logits for row in rows])
     cases: list[Case] = []
-    ambiguous = outside = 0
-    step = max(1, _CELLS // vocab_size)
-    for start in range(0, count, step):
-        some = slice(start, start + step)
+    ambiguous = outside = done = 0
+    for some in plan.time.calls(count, max(1, _CELLS // vocab_size)):
         batch = _Batch(table[choice[some]], warmth[some], seeds[some], positions[some])
         tokens = target.sample(batch.logits, batch.temperature, batch.seeds, batch.positions)
         outside += int(((tokens < 0) | (tokens >= vocab_size)).sum())
         wrong, close = batch.compare(np.clip(tokens, 0, vocab_size - 1), target)
         cases += wrong
         ambiguous += close
+        done += len(tokens)
         progress.drawn(len(tokens))
-    return _Found(_test(width, plan, count, cases, ambiguous, outside), cases, count)
+    test = _test(width, plan, done, cases, ambiguous, outside)
+    return _Found(replace(test, cut=done < count), cases, done)
 
 
 def _mixture(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from mrv2.checks.findings import RunVerdict
 
@@ -20,7 +21,9 @@ from .replay_layer import ReplayResult
 
 LINES = 24
 WIDTH = 112
-_MISSED = 7  # lines for what could have been missed
+NARROWEST = 40  # narrower terminals have to fold lines by themselves
+_MISSED = 8  # lines for what could have been missed
+_NAMED = 3  # examples of a list
 _PLAIN = {
     "contract": "ids, masks, greedy draws, batches",
     "noise": "the random bits behind each token",
@@ -33,18 +36,59 @@ _PLAIN = {
 }
 
 
-def screen(report: AuditReport) -> list[str]:
-    """The lines of the first screen, each at most :data:`WIDTH` characters."""
-    lines = [f"SAMPLER AUDIT of {report.target}: {report.verdict.value.upper()}", *_wrapped(_meaning(report), 2)]
-    lines += [line for cause in _told_causes(report) for line in cause]
-    lines += ["", _what_ran(report), *_layer_lines(report)]
-    missed = could_have_missed(report)
-    shown = missed[: max(1, min(_MISSED, LINES - len(lines) - 3))]
-    lines.append("Could have been missed:")
-    lines += [_cut(f"  - {text}") for text in shown]
-    if len(missed) > len(shown):
-        lines.append(f"  - and {len(missed) - len(shown)} more (--json or --html lists them)")
-    return [*lines[: LINES - 1], _next_step(report)]
+def screen(report: AuditReport, width: int = WIDTH) -> list[str]:
+    """The lines of the first screen, none longer than ``width``; long ones are wrapped and nothing is cut off.
+
+    Args:
+        report: of the audit.
+        width: characters of a line, taken as at least :data:`NARROWEST` and at most :data:`WIDTH`; from 80 on there are
+            at most :data:`LINES` lines.
+    """
+    page = _Page(max(NARROWEST, min(width, WIDTH)))
+    head = page.wrapped(f"SAMPLER AUDIT of {report.target}: {report.verdict.value.upper()}")
+    head += page.wrapped(_meaning(report), "  ")
+    ran = ["", *page.wrapped(_what_ran(report)), *_layer_lines(report, page), "Could have been missed:"]
+    last = page.wrapped(_next_step(report))
+    causes = _told_causes(report, page, LINES - len(head) - len(ran) - len(last) - 2)
+    missed = _told_missed(report, page, LINES - len(head) - len(ran) - len(last) - len(causes))
+    return [*head, *causes, *ran, *missed, *last]
+
+
+@dataclass(frozen=True)
+class _Page:
+    """Wraps text to a width."""
+
+    width: int
+
+    def wrapped(self, text: str, first: str = "", others: str | None = None) -> list[str]:
+        """Lines of a text; ``first`` stands before the first one, ``others`` before the rest."""
+        return textwrap.wrap(
+            text, self.width, initial_indent=first, subsequent_indent=first if others is None else others
+        )
+
+
+def _told_causes(report: AuditReport, page: _Page, room: int) -> list[str]:
+    """The likeliest cause, and others if there is room for all of what they say."""
+    lines: list[str] = []
+    for index, cause in enumerate(report.causes[:2]):
+        first = "Likely cause" if index == 0 else "Also"
+        told = page.wrapped(f"{first}: {cause.kind}. {cause.detail}.", "  ", "    ")
+        told += page.wrapped(f"To repair: {cause.remedy}.", "  ", "    ")
+        if index == 0 or len(lines) + len(told) <= room:
+            lines += told
+    return lines
+
+
+def _told_missed(report: AuditReport, page: _Page, room: int) -> list[str]:
+    """The most important of what could have been missed, and how much more there is."""
+    found = [page.wrapped(text, "  - ", "    ") for text in could_have_missed(report)]
+    lines: list[str] = []
+    for place, item in enumerate(found):
+        left = min(_MISSED, room) - len(lines) - len(item)
+        if place and left < (place + 1 < len(found)):
+            return [*lines, f"  - and {len(found) - place} more (--json or --html lists them)"]
+        lines += item
+    return lines
 
 
 def could_have_missed(report: AuditReport) -> list[str]:
@@ -77,44 +121,40 @@ def _meaning(report: AuditReport) -> str:
             )
         return f"The sampler is wrong: {how}. A correct sampler would be called wrong {once}."
     if report.verdict is RunVerdict.INCONCLUSIVE:
-        what = f"{len(short)} of {len(report.audit.decision.tests)} tests had too few draws"
-        return f"Do not take this for a pass. No fault was seen, but {what if short else 'a part was not run'}."
+        return f"Do not take this for a pass. No fault was seen, but {_why_inconclusive(report, len(short))}."
     if report.verdict is RunVerdict.SUSPICIOUS:
         return "Something looked odd, and a second look neither confirmed nor cleared it. Run again with another seed."
     return f"No fault was found, and every test had the draws it needs. A correct sampler would fail {once}."
 
 
-def _told_causes(report: AuditReport) -> Iterator[list[str]]:
-    for index, cause in enumerate(report.causes[:2]):
-        first = "Likely cause" if index == 0 else "Also"
-        yield [
-            *_wrapped(f"{first}: {cause.kind}. {cause.detail}.", 2)[:2],
-            _cut(f"  To repair: {cause.remedy}."),
-        ]
-
-
 def _what_ran(report: AuditReport) -> str:
-    settings = report.settings
+    """Draws, seconds, and the widest rows of each layer, for what is true of wide rows need not be of narrow ones."""
+    settings, widths = report.settings, {result.layer: result.width for result in report.audit.results if result.width}
+    told = [
+        f"{width:,} tokens ({', '.join(layer for layer in widths if widths[layer] == width)})"
+        for width in sorted(set(widths.values()), reverse=True)
+    ]
+    wide = f" Widest rows: {', '.join(told)}." if told else ""
     return (
-        f"Tested with profile {settings.profile.name}, seed {settings.seed}: rows of up to {settings.vocab_size:,} "
-        f"tokens, {report.draws:,} draws, {report.seconds:.0f} s"
+        f"Tested with profile {settings.profile.name}, seed {settings.seed}: {report.draws:,} draws in "
+        f"{report.seconds:.0f} s.{wide}"
     )
 
 
-def _layer_lines(report: AuditReport) -> list[str]:
-    return [
-        _cut(f"  {result.layer:<13}{_answer(report, result):<14}{_PLAIN[result.layer]}{_weight(result)}")
-        for result in report.audit.results
-    ]
+def _layer_lines(report: AuditReport, page: _Page) -> Iterator[str]:
+    for result in report.audit.results:
+        what = f"{_PLAIN[result.layer]}{_weight(result)}"
+        yield from page.wrapped(what, f"  {result.layer:<13}{_answer(report, result):<15}", " " * 30)
 
 
 def _answer(report: AuditReport, result: LayerResult) -> str:
     if result.not_run:
         return "not tested"
     tests = [test for test in report.audit.decision.tests if test.layer == result.layer]
+    short = "CUT SHORT" if any(test.first.cut for test in tests) else "TOO FEW DRAWS"
     for verdict, word in (
         (RunVerdict.FAIL, "WRONG"),
-        (RunVerdict.INCONCLUSIVE, "TOO FEW DRAWS"),
+        (RunVerdict.INCONCLUSIVE, short),
         (RunVerdict.SUSPICIOUS, "odd"),
     ):
         if any(test.verdict is verdict for test in tests):
@@ -130,10 +170,33 @@ def _weight(result: LayerResult) -> str:
     return f": {len(result.tests)} tests"
 
 
+def _why_inconclusive(report: AuditReport, short: int) -> str:
+    tests = report.audit.decision.tests
+    late = any(result.not_run == NO_TIME for result in report.audit.results)
+    if late or any(test.first.cut for test in tests):
+        return f"time was over ({report.settings.limit:.3g} s) before all of it was asked"
+    if short:
+        return f"{short} of {len(tests)} tests had too few draws"
+    if any(test.verdict is RunVerdict.INCONCLUSIVE for test in tests):
+        return "something looked odd, and there was no time for a second look"
+    return "a part was not run"
+
+
 def _late(report: AuditReport) -> Iterator[str]:
+    """Layers for which there was no time, and those that were cut."""
     names = [result.layer for result in report.audit.results if result.not_run == NO_TIME]
     if names:
         yield f"all that {', '.join(names)} would have shown: {NO_TIME}"
+    for result in report.audit.results:
+        cut = [test.name for test in result.tests if test.cut and test.part not in result.draws]
+        if cut and result.layer != "distribution":
+            yield f"{result.layer} was cut when time was over, before or within {len(cut)} tests: {_some(cut)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    """A few of many names."""
+    more = len(names) - _NAMED
+    return "; ".join(names[:_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _short_tests(report: AuditReport) -> list[JudgedTest]:
@@ -142,20 +205,28 @@ def _short_tests(report: AuditReport) -> list[JudgedTest]:
 
 def _short(report: AuditReport) -> Iterator[str]:
     """Tests without the draws for what they must see; tails in words."""
-    tests = _short_tests(report)
+    tests = [test for test in _short_tests(report) if test.layer == "distribution" or not test.first.cut]
     tails = sorted(gap for test in tests if (gap := _gap(test)) is not None)
     if tails:
         yield f"rare tokens, {tails[0]:g} nats and more below the best ({rarity(tails[0])} less likely): too few drawn"
     others = [test for test in tests if _gap(test) is None]
-    rows = [test.first.part for test in others if test.first.result.draws == 0]
+    rows = [test.first.name.split(": no time")[0] for test in others if test.first.result.draws == 0]
     if rows:
-        yield f"whatever {len(rows)} rows would show that there was no time to draw: {', '.join(rows)}"
+        yield f"whatever {len(rows)} kinds of rows or keys would show that there was no time to draw: {_some(rows)}"
     for test in others:
-        if test.first.result.draws:
+        if test.first.result.draws and not (test.first.exact and test.first.cut):
             seen = test.first.could_see
             yield f"{test.first.name}: " + (
                 f"a {test.first.unit} below {seen:.2g}" if math.isfinite(seen) else "anything"
             )
+    unsure = [test.first.name for test in report.audit.decision.tests if _unconfirmed(test)]
+    if unsure:
+        yield f"what looked odd, and had no second look with all its draws: {_some(unsure)}"
+
+
+def _unconfirmed(test: JudgedTest) -> bool:
+    """Whether a second look was wanted, and cut."""
+    return test.verdict is RunVerdict.INCONCLUSIVE and not test.first.short
 
 
 def _gap(test: JudgedTest) -> float | None:
@@ -172,12 +243,22 @@ def _resolution(report: AuditReport) -> Iterator[str]:
     for result in report.audit.results:
         yield from (text for text in result.could_have_missed if text.startswith(NARROW_ROWS))
     gaps = [gap for test in tests if (gap := _gap(test)) is not None]
+    computed = [float(str(test.first.evidence["gap"])) for test in tests if test.layer == "noise" and _is_tail(test)]
     if gaps:
         yield f"tokens more than {max(gaps):g} nats below the best ({rarity(max(gaps))} less likely)"
+    elif computed:
+        yield (
+            f"rare tokens, beyond what follows from the noise (computed down to {max(computed):g} nats below the best, "
+            f"{rarity(max(computed))} less likely): none were drawn"
+        )
     for test in tests:
         factor = test.first.evidence.get("temperature_factor")
         if isinstance(factor, float):
             yield f"a temperature off by less than {test.first.could_see / factor:.2%}"
+
+
+def _is_tail(test: JudgedTest) -> bool:
+    return "gap" in test.first.evidence
 
 
 def _next_step(report: AuditReport) -> str:
@@ -185,18 +266,9 @@ def _next_step(report: AuditReport) -> str:
         RunVerdict.PASS: "Next: nothing. A longer run (--profile nightly) sees smaller faults.",
         RunVerdict.SUSPICIOUS: "Next: run again with another --seed; a real fault comes back.",
         RunVerdict.FAIL: "Next: repair the cause and run again with the same seed; --html FILE shows the draws.",
-        RunVerdict.INCONCLUSIVE: "Next: draw more (--time 10m, or on the GPU); with more draws it passes or fails.",
+        RunVerdict.INCONCLUSIVE: "Next: give it more time (--time 10m), or draw on a GPU; then it passes or fails.",
     }
     return steps[report.verdict]
-
-
-def _wrapped(text: str, indent: int) -> list[str]:
-    margin = " " * indent
-    return textwrap.wrap(text, WIDTH, initial_indent=margin, subsequent_indent=margin)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
 
 
 def as_text(lines: Sequence[str]) -> str:

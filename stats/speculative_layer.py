@@ -12,7 +12,17 @@ from mrv2.checks.findings import JSON
 
 from .dependence import independence_g_test
 from .gof import binomial_test, g_test
-from .layers import AuditPlan, LayerResult, LayerTest, Progress, designed_event, designed_test, exact_test
+from .layers import (
+    AuditPlan,
+    LayerResult,
+    LayerTest,
+    Progress,
+    designed_event,
+    designed_test,
+    exact_test,
+    unasked_test,
+    unless_cut,
+)
 from .pooling import pool_expected
 from .speculative import SpeculationCase, acceptance, joint_law, speculation_cases
 from .targets import OwnAcceptanceTarget, SpeculativeDraws, SpeculativeTarget
@@ -25,6 +35,7 @@ _POSITIONS = 64
 _SEQUENCES = 1024
 _LARGEST_DF = 255  # pooled tables have no more cells at the numbers of draws of an audit
 _EXAMPLES = 6
+_FEWEST = 1000  # draws of a case; fewer, when time is over, do not reach every position
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +59,13 @@ class SpeculativeLayer:
         own = isinstance(target, OwnAcceptanceTarget) and target.own_acceptance
         tests: list[LayerTest] = []
         for case in cases:
-            draws = _draw(target, case, self.draws * plan.scale, plan, progress)
-            tests += outcome_tests(case, draws, plan) if own else case_tests(case, draws, plan)
+            planned = self.draws * plan.scale
+            if plan.time.over():
+                tests.append(unasked_test(case.name, f"{case.name}: all tables", "draw", planned, exact=False))
+                continue
+            draws = _draw(target, case, planned, plan, progress)
+            form, *tables = outcome_tests(case, draws, plan) if own else case_tests(case, draws, plan)
+            tests += [unless_cut(form, planned), *tables]
         for test in tests:
             progress.tested(test)
         unreached = [
@@ -59,7 +75,9 @@ class SpeculativeLayer:
             if case.reach(position) < MIN_REACH
         ]
         coverage = tuple(f"{self.draws:,} draws of {case.name}" for case in cases)
-        return LayerResult(self.name, tuple(tests), coverage, (*unreached, *(t.missed() for t in tests if t.short)))
+        missing = (*unreached, *(test.missed() for test in tests if test.short))
+        width = max((case.target_logits.shape[1] for case in cases), default=0)
+        return LayerResult(self.name, tuple(tests), coverage, missing, width=width)
 
 
 def _draw(
@@ -69,8 +87,7 @@ def _draw(
     seeds, positions = plan.keys(case.name, draws)
     positions = 1 + positions % _POSITIONS
     drafts, emitted = [], []
-    for start in range(0, draws, _CALL):
-        part = slice(start, start + _CALL)
+    for part in plan.time.calls(draws, _CALL):
         warmth = np.full(seeds[part].size, case.temperature, np.float32)
         answer = target.speculate(case.target_logits, case.draft_logits, warmth, seeds[part], positions[part])
         drafts.append(answer.drafts)
@@ -93,7 +110,7 @@ def case_tests(case: SpeculationCase, draws: SpeculativeDraws, plan: AuditPlan) 
         positions are independent.
     """
     form, well_formed = _form_test(case, draws)
-    if not well_formed:
+    if not well_formed or len(draws.drafts) < _FEWEST:
         return [form]
     accepted = (draws.emitted >= 0).sum(axis=1) - 1
     tests = [form, _sequence_test(case, draws, plan)]

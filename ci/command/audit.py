@@ -18,9 +18,7 @@ def audit(
     profile: Annotated[str, typer.Option(metavar="NAME", help="How closely to look: pr, nightly or overnight.")] = "pr",
     time: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME", help="Cut the draws to about this long; a busy machine takes longer: 60s, 10m, 8h."
-        ),
+        typer.Option(metavar="TIME", help="End after so long: 60s, 10m, 8h; what is cut then counts as not tested."),
     ] = None,
     alpha: Annotated[float, typer.Option(metavar="P", help="Chance that a correct sampler fails.")] = 1e-4,
     layers: Annotated[str, typer.Option(metavar="LIST", help="Layers to run, with commas; all by default.")] = "",

@@ -17,8 +17,9 @@ from mrv2.stats.errors import ArgumentError
 from mrv2.stats.layers import AuditPlan, Silent
 from mrv2.stats.planted.clean import CleanSampler
 from mrv2.stats.planted.faults import PLANTED, TokensOnly
-from mrv2.stats.profiles import NARROW, layers_of, profile_of
+from mrv2.stats.profiles import NARROW, AffordableDistribution, profile_of
 from mrv2.stats.report import LINES, WIDTH, screen
+from mrv2.stats.timing import TimeBudget
 
 SMALL = 5003
 SLOW = TokensOnly(CleanSampler())  # for the time that it is given here
@@ -53,6 +54,7 @@ def test_without_time_a_layer_is_not_run_and_nothing_passes():
     assert [result.not_run for result in report.audit.results] == ["", NO_TIME]
     assert report.verdict is RunVerdict.INCONCLUSIVE
     assert any("no time" in line for line in screen(report))
+    assert "time was over (180 s)" in screen(report)[1]
 
 
 def test_a_slow_sampler_is_inconclusive_and_says_what_it_missed():
@@ -62,11 +64,11 @@ def test_a_slow_sampler_is_inconclusive_and_says_what_it_missed():
 
 
 def test_a_slow_sampler_that_shows_its_bits_gets_narrow_rows():
-    layers = layers_of(profile_of("pr", 1e-6), CleanSampler(), AuditPlan(SMALL, 0), itertools.count().__next__)
-    (distribution,) = [layer for layer in layers if layer.name == "distribution"]
-    assert distribution.rows[1] == distribution.pairs[1] == NARROW
-    assert distribution.left_out
-    few = dataclasses.replace(distribution, rows=(DistributionLayer((), 0), NARROW), left_out=(), pairs=_NO_PAIRS)
+    plan = AuditPlan(SMALL, 0, time=TimeBudget(itertools.count().__next__, 1e6))
+    chosen = AffordableDistribution(profile_of("pr", 1e-6)).chosen(CleanSampler(), plan)
+    assert chosen.rows[1] == chosen.pairs[1] == NARROW
+    assert chosen.left_out
+    few = dataclasses.replace(chosen, rows=(DistributionLayer((), 0), NARROW), left_out=(), pairs=_NO_PAIRS)
     result = few.run(CleanSampler(), AuditPlan(SMALL, 0), Silent())
     assert result.could_have_missed[0].startswith("what shows only in rows of more than 500 tokens")
 
@@ -122,7 +124,7 @@ def test_in_a_test_it_is_one_line():
     slow = {"layers": ("distribution",), "vocab_size": SMALL, "seconds": 1e-3}
     with pytest.raises(SamplerIncorrectError, match="Do not take this for a pass"):
         assert_sampler_correct(SLOW, **slow)
-    assert assert_sampler_correct(SLOW, **slow, allow_inconclusive=True).draws > 0
+    assert assert_sampler_correct(SLOW, **slow, allow_inconclusive=True).verdict is RunVerdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize("options", [{"profile": "x"}, {"layers": ("x",)}, {"alpha": 0.0}, {"seconds": 0.0}])

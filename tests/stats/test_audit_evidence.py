@@ -1,7 +1,5 @@
 """The evidence layer within a whole audit."""
 
-import itertools
-
 import pytest
 
 from mrv2.checks.findings import RunVerdict
@@ -12,23 +10,18 @@ from mrv2.stats.ledger import EvidenceLedger
 from mrv2.stats.planted.clean import CleanSampler
 from mrv2.stats.report import screen
 
+from .timed import timed
+
 
 def evidence(tmp_path, **options):
     chosen = settings(layers=("evidence",), vocab_size=2048, ledger=tmp_path / "ledger.jsonl", **options)
-    return audit(CleanSampler(), chosen, clock=ticks().__next__)
-
-
-def ticks():
-    """A clock by which the sampler takes 16 draws in 0.15 s, and by which an hour is soon over once that is known."""
-    now = 0.0
-    for calls in itertools.count():
-        now += 0.15 if calls < 12 else 1000.0
-        yield now
+    target, clock = timed(CleanSampler(), call=1e-3, draw=1e-3)
+    return audit(target, chosen, clock=clock)
 
 
 def test_a_second_night_adds_to_the_first(tmp_path):
-    first = evidence(tmp_path, seconds=3600.0)
-    second = evidence(tmp_path, seconds=3600.0)
+    first = evidence(tmp_path, seconds=300.0)
+    second = evidence(tmp_path, seconds=300.0)
     assert first.verdict is not RunVerdict.FAIL and second.verdict is not RunVerdict.FAIL
     draws = [[test.first.result.draws for test in report.audit.decision.tests] for report in (first, second)]
     assert draws[0] and all(more > less > 0 for less, more in zip(*draws, strict=True))

@@ -60,8 +60,11 @@ def test_an_overwhelming_first_run_fails_whatever_the_repeat_says():
     assert verdict_of(a_test(1e-9), repeats=(a_test(0.9),)) is RunVerdict.FAIL
 
 
-def test_a_suspicion_that_was_not_repeated_stays_one():
-    assert verdict_of(a_test(5e-4)) is RunVerdict.SUSPICIOUS
+def test_a_suspicion_without_a_whole_repeat_is_inconclusive():
+    assert verdict_of(a_test(5e-4)) is RunVerdict.INCONCLUSIVE
+    others = tuple(a_test(0.5, f"other {i}") for i in range(99))
+    assert verdict_of(a_test(5e-4), *others, repeats=(a_test(0.5, draws=99),)) is RunVerdict.INCONCLUSIVE
+    assert verdict_of(a_test(5e-4), *others, repeats=(a_test(4e-4, draws=99),)) is RunVerdict.FAIL
 
 
 def test_sequential_evidence_is_never_repeated():
@@ -90,7 +93,7 @@ def test_layers_share_the_rate_equally():
     # 1e-4 / 2 for the single test; 1e-4 / 200 for each of the hundred, a little more after the first failure.
     assert [t.verdict for t in judged if t.first.name == "low"] == [RunVerdict.FAIL, RunVerdict.FAIL]
     weak = LayerResult("many", (*fine, a_test(2e-6, "low")))
-    assert decide([weak, one], {}, 1e-4).tests[99].verdict is RunVerdict.SUSPICIOUS
+    assert decide([weak, one], {}, 1e-4).tests[99].verdict is RunVerdict.INCONCLUSIVE
 
 
 def test_suspects_are_ranked():
