@@ -78,7 +78,7 @@ class RunnerMachine(RuleBasedStateMachine):
 
     @initialize(
         settings=st.runner().flatmap(lambda machine: machine.settings()),
-        steps_in_flight=st.sampled_from((2, 1, 3)),
+        steps_in_flight=st.sampled_from((2, 1, 3, 6)),
         schedule=st.runner().flatmap(lambda machine: machine.schedule_strategy),
         model=st.runner().flatmap(lambda machine: st.sampled_from(machine.models)),
         relation=st.runner().flatmap(lambda machine: machine.relations()),

@@ -37,6 +37,20 @@ def meetings(script: Script, knobs: Mapping[str, Knob]) -> Iterator[str]:
         yield f"{feature} {event} {schedule_of(script)}"
 
 
+def traits(script: Script, knobs: Mapping[str, Knob]) -> Iterator[str]:
+    """What a record counts the cases of: each feature, knobs with their values, kinds of events, the schedule, ..."""
+    for name in sorted(features_of(script, knobs)):
+        yield f"{name}={script.settings[name]}" if name in knobs else name
+    kinds = {type(event) for event in script.events}
+    yield from (name for name in KINDS if KINDS[name] in kinds)
+    yield f"schedule {schedule_of(script)}"
+    if script.num_deviations:
+        yield "deviations"
+    yield f"relation {script.relation}"
+    yield f"model {script.model}"
+    yield f"{script.steps_in_flight} steps in flight"
+
+
 def schedule_of(script: Script) -> str:
     """The kind of its schedule."""
     return "cpu" if script.schedule is None else script.schedule.base.partition(":")[0]

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -20,12 +20,14 @@ from .durable import write_durably
 from .findings import FindingStore, FoundCase
 from .options import Options
 from .progress import Progress, ProgressReader
-from .worker import FINDINGS, WORKERS
+from .worker import FINDINGS, HANG, WORKERS, crash_by
 
 POLL_SECONDS = 0.2
 #: A worker that dies so often without having finished a case will not get better.
 DEATHS_IN_A_ROW = 5
 CAMPAIGN = "campaign.json"
+#: A case of a small runner takes a second; one that takes so long will never end.
+HANG_SECONDS = 600.0
 #: Signals that are sent from outside, and say nothing about the target.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -56,6 +58,8 @@ class _Process:
     errors: IO[str]
     deaths: int = 0
     cases_before: int = 0
+    case_began: float = field(default_factory=time.monotonic)
+    case: int | None = None
 
 
 class CampaignDriver:
@@ -67,19 +71,28 @@ class CampaignDriver:
         workers: how many at once.
         command: starts a worker, given its number; the options and the driver's process are written to its standard
             input, a line each.
+        hang_seconds: a case that takes longer is a finding, and its worker is started again.
 
     Raises:
         CheckError: the folder holds a campaign with another target.
         OSError: the folder cannot be written to.
     """
 
-    def __init__(self, folder: Path, options: Options, workers: int, command: Callable[[int], Sequence[str]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        options: Options,
+        workers: int,
+        command: Callable[[int], Sequence[str]],
+        hang_seconds: float = HANG_SECONDS,
+    ) -> None:
         self._folder = folder
         self._options = options
         self._command = command
         self._store = FindingStore(folder / FINDINGS)
         self._progress = ProgressReader(folder / WORKERS)
         self._count = workers
+        self._hang_seconds = hang_seconds
         self._processes: list[_Process] = []
         self._deaths = 0
         self._began = time.monotonic()
@@ -141,6 +154,10 @@ class CampaignDriver:
             CheckError: one cannot be kept alive, or its disk is full.
         """
         for index, one in enumerate(self._processes):
+            if one.process.poll() is None and self._hangs(one):
+                self._keep_current(one.number, HANG, f"it did not end within {self._hang_seconds:g} seconds")
+                one.process.kill()
+                one.process.wait()
             code = one.process.poll()
             if code is None or code == 0:
                 continue
@@ -152,6 +169,19 @@ class CampaignDriver:
             self._processes[index] = again
         return any(one.process.poll() is None for one in self._processes)
 
+    def _hangs(self, one: _Process) -> bool:
+        """Whether it has been at the same case for too long; a worker that has not begun is at none."""
+        try:
+            case = self._current(one.number).stat().st_mtime_ns
+        except OSError:
+            return False
+        if case != one.case:
+            one.case, one.case_began = case, time.monotonic()
+        return time.monotonic() - one.case_began > self._hang_seconds
+
+    def _current(self, number: int) -> Path:
+        return self._folder / WORKERS / f"{number}.current.json"
+
     def _died(self, one: _Process, code: int) -> None:
         """Keep what killed it, if that was the target.
 
@@ -161,7 +191,8 @@ class CampaignDriver:
         if code > 0:
             raise _refused(_last_words(one))
         if -code not in _FROM_OUTSIDE:
-            self._keep_current(one.number, signal.Signals(-code).name)
+            name = signal.Signals(-code).name
+            self._keep_current(one.number, crash_by(name), f"the process was ended by {name} while this ran")
         cases = self._progress.read().counts["cases"]
         one.deaths = one.deaths + 1 if cases == one.cases_before else 1
         one.cases_before = cases
@@ -173,24 +204,28 @@ class CampaignDriver:
                 "fewer workers, if memory was short; else the target alone, with --workers 1 and --schedule cpu",
             )
 
-    def _keep_current(self, number: int, name: str) -> None:
-        """The script that was running when a signal of the processor's or of libc's ended the process."""
-        path = self._folder / WORKERS / f"{number}.current.json"
+    def _keep_current(self, number: int, signature: str, text: str) -> None:
+        """The script that was running when a signal of the processor's or of libc's ended the process, or for ever."""
         try:
-            script = script_from_json(json.loads(path.read_text(encoding="utf-8")))
+            script = script_from_json(json.loads(self._current(number).read_text(encoding="utf-8")))
         except (OSError, ValueError, CheckError):
             return
-        text = f"the process was ended by {name} while this ran"
-        signature = f"crash {name}"
-        self._store.add(FoundCase(self._options.target, signature, text, script, script, 3, signature))
+        # Whoever tried to make smaller what never ends would not end either.
+        never_ends = signature == HANG
+        self._store.add(FoundCase(self._options.target, signature, text, script, script, 3, signature, never_ends))
 
     def _stop(self) -> None:
-        """Tell all workers to finish the case at hand, and wait for them."""
+        """Tell all workers to finish the case at hand, and wait for them, but not for ever."""
         for one in self._processes:
             if one.process.poll() is None:
                 one.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + self._hang_seconds
         for one in self._processes:
-            one.process.wait()
+            try:
+                one.process.wait(max(deadline - time.monotonic(), 0.0))
+            except subprocess.TimeoutExpired:
+                one.process.kill()
+                one.process.wait()
             one.errors.close()
 
 

@@ -25,6 +25,8 @@ class Progress:
         counts: of ``COUNTS``.
         seconds: of ``TIMES``, processor time; ``case_seconds`` is what the target, the device and the oracles took.
         meetings: see ``coverage``.
+        traits: cases by what they had, see ``coverage``.
+        states: how often something rare happened, see ``CaseOutcome.counts``.
         hits: cases by the signature of a failure that they showed.
         newest: ``time.time()`` when something was last seen for the first time; 0 before that.
     """
@@ -32,6 +34,8 @@ class Progress:
     counts: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
     meetings: set[str] = field(default_factory=set)
+    traits: Counter[str] = field(default_factory=Counter)
+    states: Counter[str] = field(default_factory=Counter)
     hits: Counter[str] = field(default_factory=Counter)
     newest: float = 0.0
 
@@ -42,7 +46,8 @@ class Progress:
             self.seconds[name] += line.get(name, 0.0)
         before = len(self.meetings)
         self.meetings.update(line.get("meetings", ()))
-        self.hits.update(line.get("hits", {}))
+        for name in ("traits", "states", "hits"):
+            getattr(self, name).update(line.get(name, {}))
         if len(self.meetings) > before:
             self.newest = max(self.newest, float(line.get("time", 0.0)))
 

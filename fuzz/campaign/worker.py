@@ -29,7 +29,7 @@ from mrv2.fuzz.script import Script, script_as_json
 from mrv2.fuzz.shrink import Shrinker
 from mrv2.fuzz.targets.protocols import RunnerTarget
 
-from .coverage import meetings
+from .coverage import meetings, traits
 from .findings import FindingStore, FoundCase
 from .options import Options
 from .progress import ProgressLog
@@ -40,6 +40,9 @@ ROUNDS_TO_A_CLIMB, ROUNDS_A_CLIMB_IS_LONG = 20, 10
 #: Cases between two lines of progress; a killed worker loses the count of so many, and no finding.
 CASES_A_LINE = 10
 FINDINGS, WORKERS, EXAMPLES = "findings", "workers", "examples"
+#: Signature of a case that did not end.
+HANG = "hang"
+_CRASH = "crash "
 _NOT_REPEATED = "not repeated: the same script went wrong once and not again"
 
 
@@ -53,6 +56,21 @@ def _phases(number: int) -> list[Phase]:
     Only a climb reads the examples of rounds before: in a short round they would be all there is.
     """
     return [Phase.reuse, Phase.generate, Phase.target] if _climbs(number) else [Phase.generate]
+
+
+def crash_by(name: str) -> str:
+    """Signature of a case that a signal ended, with its whole process.
+
+    Args:
+        name: of the signal.
+    """
+    return f"{_CRASH}{name}"
+
+
+#: Of cases that can only be run in a process of their own.
+_CRASHES = frozenset(
+    crash_by(name) for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS")
+)
 
 
 class Stopped(KeyboardInterrupt):
@@ -154,6 +172,8 @@ class Worker:
         def fails(script: Script) -> bool:
             """Whether it fails in the same way, or in one that is nearer to the cause."""
             nonlocal seen
+            if case.signature in _CRASHES:
+                return self._ends_a_process(script) == case.signature
             with suppress(Refused):
                 for failure in self._case(script).failures[:1]:
                     seen = failure
@@ -168,6 +188,18 @@ class Worker:
             fails(script)
             self._store.add(replace(case, script=script, text=seen.text, cause=seen.signature, minimised=True))
         self._minimised |= {case.signature, seen.signature}
+
+    def _ends_a_process(self, script: Script) -> str | None:
+        """The signature of a case that ends a process by a signal, run in a copy of this one; None if it does not."""
+        if self._stop or os.getppid() != self._parent:
+            raise Stopped
+        child = os.fork()
+        if child == 0:
+            with suppress(BaseException):
+                run_case(self._target, script)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        return crash_by(signal.Signals(os.WTERMSIG(status)).name) if os.WIFSIGNALED(status) else None
 
     def _make_machine(self) -> type[RunnerMachine]:
         worker, options = self, self._options
@@ -228,6 +260,8 @@ class Worker:
         self._count["virtual_steps"] += outcome.steps if script.schedule is not None else 0
         self._count["tokens"] += outcome.tally.tokens
         self._count["near_ties"] += outcome.tally.near_ties
+        self._traits.update(traits(script, self._target.knobs))
+        self._states.update(outcome.counts)
         fresh = set(meetings(script, self._target.knobs)) - self._seen
         self._seen |= fresh
         self._fresh |= fresh
@@ -242,6 +276,8 @@ class Worker:
             "cpu_seconds": now - self._began,
             "time": time.time(),
             "meetings": sorted(self._fresh),
+            "traits": dict(self._traits),
+            "states": dict(self._states),
             "hits": dict(self._hits),
         }
         self._log.write(line)
@@ -251,6 +287,8 @@ class Worker:
         """Begin another line."""
         self._count: Counter[str] = Counter()
         self._hits: Counter[str] = Counter()
+        self._traits: Counter[str] = Counter()
+        self._states: Counter[str] = Counter()
         self._fresh: set[str] = set()
         self._case_seconds = 0.0
         self._began = time.process_time()

@@ -1,6 +1,8 @@
 """Machines, the shrinker, and campaigns whose processes and disks fail."""
 
 import json
+import os
+import signal
 import sys
 
 import pytest
@@ -15,6 +17,7 @@ from mrv2.fuzz.campaign.driver import CampaignDriver
 from mrv2.fuzz.campaign.findings import FindingStore, FoundCase, read_found_case
 from mrv2.fuzz.campaign.options import Options, check_features
 from mrv2.fuzz.campaign.progress import ProgressLog, ProgressReader
+from mrv2.fuzz.campaign.record import main, record
 from mrv2.fuzz.campaign.worker import Worker
 from mrv2.fuzz.case import CaseOutcome, Failure
 from mrv2.fuzz.feature_sets.judge import Tally
@@ -305,6 +308,61 @@ def test_a_worker_that_is_killed_is_started_again_and_loses_nothing(tmp_path):
     # Whoever kills from outside says nothing about the target; a signal of the processor's does.
     assert sorted(case.signature for case in state.findings) == ["crash SIGSEGV", "wrong"]
     assert state.progress.counts["cases"] == 3
+
+
+_HANGING = """
+import json, shutil, signal, sys
+from pathlib import Path
+folder, made = Path(sys.argv[1]), Path(sys.argv[2])
+if not (folder / "findings").joinpath(sys.argv[3]).exists():
+    shutil.copy(made / "current.json", folder / "workers" / "0.current.json")
+    signal.pause()
+"""
+
+
+def test_a_case_that_never_ends_is_a_finding(tmp_path):
+    made, campaign = tmp_path / "made", tmp_path / "campaign"
+    made.mkdir()
+    (made / "current.json").write_text(json.dumps(script_as_json(SMALL)))
+    command = [sys.executable, "-c", _HANGING, str(campaign), str(made), found(signature="hang").file_name]
+    driver = CampaignDriver(campaign, Options("refrunner"), 1, lambda number: command, hang_seconds=0.01)
+    state = driver.run(None, lambda state: None)
+    (case,) = state.findings
+    assert case.signature == "hang" and case.script == SMALL and "did not end within 0.01 seconds" in case.text
+    assert state.deaths == 1 and state.workers == 0
+
+
+def test_what_ends_the_process_is_made_small_in_processes_of_its_own(tmp_path, monkeypatch):
+    def judge(target, script):
+        if any(isinstance(event, Skip) for event in script.events):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return clean(script)
+
+    monkeypatch.setattr("mrv2.fuzz.campaign.worker.run_case", judge)
+    store = FindingStore(tmp_path / "findings")
+    store.add(found(BIG, "crash SIGSEGV"))
+    Worker(TARGET, Options("refrunner", cases=1, features=("top_k",)), tmp_path, 0)._minimise(store.all()[0])
+    (case,) = store.all()
+    assert case.minimised and case.script.events == (Skip(),) and case.original == BIG
+
+
+def test_campaigns_of_several_machines_add_up(tmp_path):
+    folders = [tmp_path / name for name in ("one", "two")]
+    for number, folder in enumerate(folders):
+        CampaignDriver(folder, Options("refrunner", seed=number), 1, lambda number: ["true"])
+        line = {"cases": 3, "steps": 50, "cpu_seconds": 2.0, "case_seconds": 1.5, "traits": {"top_k": 2}}
+        ProgressLog(folder / "workers", 0).write({**line, "states": {"row reuses": 7}, "meetings": ["top_k skip cpu"]})
+    FindingStore(folders[1] / "findings").add(found())
+    sums = record(folders, "abc")
+    assert (sums["cases"], sums["steps"], sums["steps_a_cpu_second"], sums["engine_overhead"]) == (6, 100, 25.0, 0.25)
+    assert sums["seeds"] == [0, 1] and sums["meetings"] == 1 and sums["findings"] == ["wrong"]
+    assert sums["cases_with"] == {"top_k": 4} and sums["happened"] == {"row reuses": 14}
+    assert main([*map(str, folders), "--commit", "abc", "--out", str(tmp_path / "sums.json")]) == 1
+    assert json.loads((tmp_path / "sums.json").read_text()) == sums
+    CampaignDriver(tmp_path / "other", Options("my_engine:target"), 1, lambda number: ["true"])
+    with pytest.raises(CheckError, match="must have one target"):
+        record([*folders, tmp_path / "other"], "abc")
+    assert main([str(tmp_path / "none"), "--commit", "abc", "--out", str(tmp_path / "sums.json")]) == 2
 
 
 def test_a_worker_that_cannot_work_ends_the_campaign_with_its_reason(tmp_path):
