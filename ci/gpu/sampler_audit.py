@@ -2,8 +2,9 @@
 
     python -m mrv2.ci.gpu.sampler_audit FOLDER [PACKAGES]
 
-Writes ``sampler_audit.json`` into FOLDER: draws per second of the reference sampler at V = 200,000, and the whole audit
-of it with the profile "pr"; with PACKAGES, a folder that holds vLLM unpacked, the same of its ``gumbel_sample``.
+Writes ``sampler_audit.json`` into FOLDER: draws per second of the reference sampler at V = 200,000, counted, and of its
+kernels alone, which bound it; and the whole audit of it with the profile "pr"; with PACKAGES, a folder that holds vLLM
+unpacked, the draws and the audit of its ``gumbel_sample``.
 Exit codes: 0 all passed, 1 something failed, 2 no GPU or a wrong call, 3 inconclusive.
 """
 
@@ -41,6 +42,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("usage, on a machine with CUDA: python -m mrv2.ci.gpu.sampler_audit FOLDER [PACKAGES]\n")
         return 2
     record: dict[str, JSON] = {"environment": describe(), "gpu": torch.cuda.get_device_name()}
+    record["reference: draws per second of the kernels alone"] = kernel_speed()
     verdicts = []
     samplers: dict[str, Callable[[], CountingTarget]] = {"reference": lambda: ReferenceSampler(device="cuda")}
     if len(arguments) == 2:
@@ -72,6 +74,34 @@ def speed(sampler: CountingTarget, draws: int = SPEED_DRAWS, vocab_size: int = S
     seconds = time.perf_counter() - start
     assert int(np.sum(counts)) == draws
     return round(draws / seconds)
+
+
+def kernel_speed(draws: int = SPEED_DRAWS, vocab_size: int = SPEED_VOCAB, device: str = "cuda") -> int:
+    """Draws per second of the reference's kernels on one row that all draws share, nothing counted."""
+    import torch
+
+    from mrv2.refrunner.sampling import gumbel
+
+    row = torch.from_numpy(cliff(vocab_size, 18.0).logits).to(device)
+    count = max(1, min(draws, 2**30 // vocab_size))
+    rows = torch.zeros(count, dtype=torch.int32, device=device)
+    positions = torch.arange(count, dtype=torch.int32, device=device)
+    warmth, seeds = torch.ones(1, device=device), torch.ones(1, dtype=torch.int64, device=device)
+
+    def launch() -> None:
+        gumbel.sample(row.expand(count, -1), rows, positions, warmth, seeds, report_logarithm=False)
+
+    def wait() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    launch()
+    wait()
+    start = time.perf_counter()
+    for _ in range(-(-draws // count)):
+        launch()
+    wait()
+    return round(-(-draws // count) * count / (time.perf_counter() - start))
 
 
 if __name__ == "__main__":

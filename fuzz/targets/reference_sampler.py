@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from mrv2.stats.targets import Filters, Identity, Purpose
 
+from .device_counts import counted
 from .reference_noise import reference_words
 
 if TYPE_CHECKING:
@@ -72,18 +73,20 @@ class ReferenceSampler:
         row = self._tensor(np.ascontiguousarray(logits, dtype=np.float32))
         warmth = torch.full((1,), temperature, dtype=torch.float32, device=self._device)
         seeds = self._tensor(np.array([seed], dtype=np.uint64).view(np.int64))
-        counts = torch.zeros(row.numel() + 1, dtype=torch.int64, device=self._device)
+        positions = torch.arange(draws, dtype=torch.int32, device=self._device) + first_position
         step = max(1, _COUNTED_AT_ONCE[self._device] // row.numel())
+        rows = torch.zeros(min(step, draws), dtype=torch.int32, device=self._device)
+
+        def draw(some: Tensor) -> Tensor:
+            count = some.numel()
+            drawn = self._module.sample(
+                row.expand(count, -1), rows[:count], some, warmth, seeds, report_logarithm=False
+            )
+            tokens: Tensor = drawn.token_ids
+            return tokens
+
         with self._scope():
-            for start in range(first_position, first_position + draws, step):
-                size = min(step, first_position + draws - start)
-                positions = torch.arange(start, start + size, dtype=torch.int32, device=self._device)
-                rows = torch.zeros(size, dtype=torch.int32, device=self._device)
-                tokens = self._module.sample(row.expand(size, -1), rows, positions, warmth, seeds).token_ids.long()
-                tokens = torch.where((tokens >= 0) & (tokens < row.numel()), tokens, row.numel())
-                counts.scatter_add_(0, tokens, torch.ones_like(tokens))
-        found: NDArray[np.int64] = counts.cpu().numpy()
-        return found
+            return counted(draw, positions, row.numel(), step)
 
     def identity(self) -> Identity:
         """See :class:`mrv2.stats.targets.IdentifiedTarget`: the sources of sampling and kernels, device and Triton."""

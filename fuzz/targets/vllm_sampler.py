@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from mrv2.stats.targets import Purpose
 
+from .device_counts import counted
 from .vllm_noise import double_noise, single_noise
 
 GUMBEL = "vllm.v1.worker.gpu.sample.gumbel"
@@ -81,24 +82,23 @@ class VllmSampler:
         row = self._tensor(np.ascontiguousarray(logits, dtype=np.float32))
         warmth = torch.full((1,), temperature, dtype=torch.float32, device=self._device)
         seeds = self._tensor(np.array([seed], dtype=np.uint64).view(np.int64))
-        counts = torch.zeros(row.numel() + 1, dtype=torch.int64, device=self._device)
+        positions = torch.arange(draws, dtype=torch.int64, device=self._device) + first_position
         step = max(1, _COUNTED_AT_ONCE[self._device] // row.numel())
-        for start in range(first_position, first_position + draws, step):
-            size = min(step, first_position + draws - start)
-            tokens = self._module.gumbel_sample(
-                row.expand(size, -1),
-                torch.zeros(size, dtype=torch.int32, device=self._device),
+        rows = torch.zeros(min(step, draws), dtype=torch.int32, device=self._device)
+
+        def draw(some: Any) -> Any:
+            return self._module.gumbel_sample(
+                row.expand(some.numel(), -1),
+                rows[: some.numel()],
                 warmth,
                 seeds,
-                torch.arange(start, start + size, dtype=torch.int64, device=self._device),
+                some,
                 apply_temperature=True,
                 is_drafting=False,
                 use_fp64=self._double,
             )
-            tokens = torch.where((tokens >= 0) & (tokens < row.numel()), tokens, row.numel())
-            counts.scatter_add_(0, tokens, torch.ones_like(tokens))
-        found: NDArray[np.int64] = counts.cpu().numpy()
-        return found
+
+        return counted(draw, positions, row.numel(), step)
 
     def words(
         self,

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from mrv2.checks import triton_cpu
 from mrv2.ci.gpu import sampler_audit
 from mrv2.fuzz.targets.reference_sampler import ReferenceSampler
 from mrv2.stats.planted.clean import CleanSampler
@@ -12,6 +13,11 @@ from mrv2.stats.planted.clean import CleanSampler
 
 def test_speed_is_that_of_counted_draws():
     assert sampler_audit.speed(CleanSampler(), draws=1000, vocab_size=500) > 0
+
+
+def test_speed_of_the_kernels_counts_whole_batches():
+    with triton_cpu.enabled():
+        assert sampler_audit.kernel_speed(draws=100, vocab_size=300, device="cpu") > 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here it would run")
