@@ -39,7 +39,7 @@ def drawn_ladder(bits, draws, at_once, falls, device):
     tails, heads = [], []
     for start in range(0, draws, at_once):
         rows = min(at_once, draws - start)
-        words = torch.randint(2**bits - 1, (rows, TAIL + 1), dtype=torch.int32, device=device, generator=generator)
+        words = torch.randint(2**bits, (rows, TAIL + 1), dtype=torch.int32, device=device, generator=generator)
         tail = words[:, 1:]
         tails.append((tail.amin(dim=1) if falls else tail.amax(dim=1)).cpu().numpy())
         heads.append(words[:, 0].cpu().numpy())
@@ -63,6 +63,11 @@ NOISES = pytest.mark.parametrize(
 def test_a_short_ladder_of_known_defects_agrees_with_their_law(transform, bits):
     p_values = ladder_p_values(transform, bits, 200, 100, "cpu")
     assert np.all(np.array(list(p_values.values())) > 1e-4), p_values
+
+
+def test_every_word_is_drawn():
+    best, head = drawn_ladder(2, 100, 50, falls=False, device="cpu")
+    assert set(best.tolist()) == {3} and set(head.tolist()) == {0, 1, 2, 3}
 
 
 @pytest.mark.gpu
