@@ -53,7 +53,7 @@ def check_invariants(
         _blocks(states, tables, counts.computed),
     ]
     if batch is not None:
-        rules.append(_padding(batch))
+        rules.append(check_padding(batch))
     return [violation for rule in rules for violation in rule]
 
 
@@ -120,7 +120,7 @@ def _generations(states: RequestStates) -> Iterator[InvariantViolation]:
             yield InvariantViolation("generation", detail, name)
 
 
-def _padding(batch: InputBatch) -> Iterator[InvariantViolation]:
+def check_padding(batch: InputBatch) -> Iterator[InvariantViolation]:
     """Padding requests have length 0 and the null block, padding lanes no slot, so that a kernel reads nothing."""
     count, tokens = batch.num_requests, batch.num_tokens
     parts = {

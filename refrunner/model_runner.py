@@ -9,9 +9,7 @@ the download of the result, 10. advance the state on the device. Steps 4 to 10 o
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -26,7 +24,7 @@ from .attention.interface import AttentionBackend
 from .block_upkeep import BlockHolders, BlockUpkeep, places_of
 from .config import SMALLEST_POOL, RunnerConfig
 from .device import Device
-from .errors import ConfigurationError, StepError
+from .errors import ConfigurationError
 from .fresh_memory import fresh_memory
 from .grammar.compiler import GrammarCompiler
 from .grammar.stage import GrammarStage, NoGrammars
@@ -49,6 +47,7 @@ from .speculation.proposers import load_draft_model, make_proposer
 from .staging import PackedUpload, PinnedRing
 from .startup import blocks_that_fit, largest_shape, log_start
 from .step_check import StepChecker
+from .step_gate import StepGate
 
 
 class ModelRunner:
@@ -80,7 +79,7 @@ class ModelRunner:
         Raises:
             ConfigurationError: sequences could become longer than the model's context, or the memory is not there.
         """
-        _check_context(config, model)
+        check_context(config, model)
         _check_grammars(config, model, grammars)
         self._compiler = grammars
         self._device = Device(config.device)
@@ -122,9 +121,7 @@ class ModelRunner:
         self._unverified: dict[str, int] = {}
         self._holders = BlockHolders()
         self._upkeep = BlockUpkeep(config, (self._attention, *(self._proposer.caches if self._proposer else ())))
-        self._turn = threading.Lock()
-        self._closed = False
-        self._failure: str | None = None
+        self._gate = StepGate()
 
     @property
     def _draft_config(self) -> LlamaConfig | None:
@@ -175,31 +172,13 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, step: Step) -> Handle:
         """Enqueue one step; see :class:`mrv2.refrunner.api.Runner`."""
-        if not self._turn.acquire(blocking=False):
-            raise StepError(
-                "execute() from a second thread",
-                "one step at a time: another thread is inside execute()",
-                "both would give out the same rows and pinned memory, and which step came first would be chance",
-                "one thread that executes, or a lock of yours around it",
-            )
-        try:
-            self._require_open()
+        with self._gate.turn():
             self.batch = None
             with phase(Phase.STATE_UPDATE):
                 step = self._checked(step)
-            with self._device.on_main_stream(), fresh_memory(self.config.poison), self._last_if_it_breaks_off():
+            poisoned = fresh_memory(self.config.poison)
+            with self._device.on_main_stream(), poisoned, self._gate.last_if_it_breaks_off():
                 return self._enqueue(step)
-        finally:
-            self._turn.release()
-
-    @contextmanager
-    def _last_if_it_breaks_off(self) -> Iterator[None]:
-        """Scope of the changes of a step: host and device may disagree on a request if they are left half done."""
-        try:
-            yield
-        except BaseException as error:
-            self._failure = type(error).__name__
-            raise
 
     def check_request(self, request: NewRequest) -> NewRequest:
         """Whether some step could bring this request; nothing changes.
@@ -227,24 +206,8 @@ class ModelRunner:
 
     def close(self) -> None:
         """Wait for outstanding work and refuse further steps; the memory goes with the last reference."""
-        self._closed = True
+        self._gate.close()
         self._device.synchronize()
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise StepError(
-                "execute() after close()",
-                "a closed runner takes no more steps",
-                "its memory is given back, so a step would have nothing to work on",
-                "a new ModelRunner; results of earlier steps can still be taken from their handles",
-            )
-        if self._failure is not None:
-            raise StepError(
-                f"execute() after {self._failure}",
-                "a step that broke off in the middle was the last",
-                "rows, blocks or staged writes of its requests may be half changed, and their tokens would be wrong",
-                "a new ModelRunner; results of earlier steps can still be taken from their handles",
-            )
 
     def _enqueue(self, step: Step) -> Handle:
         with phase(Phase.STATE_UPDATE):
@@ -448,7 +411,12 @@ class ModelRunner:
         self._upkeep.freed(self._holders.remove(request_id, dropped))
 
 
-def _check_context(config: RunnerConfig, model: LlamaConfig) -> None:
+def check_context(config: RunnerConfig, model: LlamaConfig) -> None:
+    """Refuse sequences that could become longer than the model's context.
+
+    Raises:
+        ConfigurationError: they could.
+    """
     context = model.max_position_embeddings
     if config.max_model_len > context:
         raise ConfigurationError(

@@ -13,6 +13,7 @@ the bus, once each; the table then holds the generated tokens only.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -30,6 +31,30 @@ COUNTERS = NUM_DRAFTS + 1
 
 # What a poisoned row holds. Small and in range, so that a stale read gives wrong tokens and not a crash.
 POISON_COUNTER = 1
+
+
+class SequenceState(Protocol):
+    """What the sampler reads of each row's sequence, on the device; :class:`RequestStates` says what each holds."""
+
+    @property
+    def num_computed(self) -> Tensor:
+        """int32 [R]."""
+        ...
+
+    @property
+    def total_len(self) -> Tensor:
+        """int32 [R]."""
+        ...
+
+    @property
+    def num_drafts(self) -> Tensor:
+        """int32 [R]."""
+        ...
+
+    @property
+    def token_ids(self) -> Tensor:
+        """int32 [R, L]."""
+        ...
 
 
 class RequestStates:

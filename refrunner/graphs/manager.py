@@ -8,7 +8,7 @@ from functools import partial
 from ..attention.interface import AttentionBackend
 from ..config import RunnerConfig
 from ..device import Device
-from ..input_batch import BatchShape, InputBatch, InputBatchBuilder
+from ..input_batch import BatchShape, InputBatch
 from ..models.llama import LlamaModel
 from .addresses import Addresses
 from .candidates import BatchNeeds, Candidate, candidates, first_that_admits
@@ -30,7 +30,7 @@ class GraphManager:
         self._addresses: Addresses | None = None
         self.captured: dict[Candidate, CapturedForward] = {}
 
-    def capture(self, builder: InputBatchBuilder, pad: Callable[[BatchShape], InputBatch]) -> None:
+    def capture(self, builder: object, pad: Callable[[BatchShape], InputBatch]) -> None:
         """Capture every candidate, largest first, so that the smaller ones find memory in the pool.
 
         Args:

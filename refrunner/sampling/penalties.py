@@ -11,10 +11,10 @@ from ..device import Device
 from ..input_batch import InputBatch
 from ..kernels.penalty_state import clear_counts, count_drawn_tokens, count_known_tokens
 from ..kernels.speculation import count_emitted_tokens
-from ..request_states import RequestStates
+from ..request_states import SequenceState
 from ..staging import PackedUpload
 from .blocks import block_of
-from .tables import SamplingTables, mask_words
+from .tables import ParameterTables, mask_words
 
 
 class PenaltyState:
@@ -49,19 +49,28 @@ class PenaltyState:
         self._longest = max(self._entering.values(), default=0)
         self._entering.clear()
 
-    def apply(self, upload: PackedUpload, tables: SamplingTables, states: RequestStates) -> None:
+    def apply(self, upload: PackedUpload, tables: ParameterTables, states: SequenceState) -> None:
         """Count them: two launches, or none if no such row has entered."""
         if self._ticket is None:
             return
         rows = upload.view(self._ticket)
-        self._count(rows, len(rows), tables, states)
+        self.count(rows, len(rows), self._longest, tables, states)
 
-    def _count(self, rows: Tensor, count: int, tables: SamplingTables, states: RequestStates) -> None:
+    def count(self, rows: Tensor, count: int, longest: int, tables: ParameterTables, states: SequenceState) -> None:
+        """Count the tokens of rows anew, all that are known of each; two launches.
+
+        Args:
+            rows: int32 [count or more], on the device.
+            count: how many of them.
+            longest: known tokens of a row, at most.
+            tables: parameters of the rows.
+            states: lengths and tokens of the rows.
+        """
         vocab_size, words = self.counts.shape[1], self.prompt_mask.shape[1]
         clear_counts[(count, -(-vocab_size // self._block))](
             rows, self.prompt_mask, self.counts, vocab_size, words, BLOCK=self._block
         )
-        count_known_tokens[(count, -(-self._longest // self._block))](
+        count_known_tokens[(count, -(-longest // self._block))](
             rows, tables.numbers.gpu, states.total_len, states.token_ids, states.token_ids.stride(0),
             self.prompt_mask, self.counts, vocab_size, words, BLOCK=self._block,
         )  # fmt: skip
@@ -71,8 +80,8 @@ class PenaltyState:
         batch: InputBatch,
         token_ids: Tensor,
         num_emitted: Tensor | None,
-        tables: SamplingTables,
-        states: RequestStates,
+        tables: ParameterTables,
+        states: SequenceState,
     ) -> None:
         """Count the step's draws, while the state table still shows the step's beginning; one launch."""
         if batch.logit_bounds is None or num_emitted is None:
@@ -86,6 +95,6 @@ class PenaltyState:
                 self.counts.shape[1],
             )  # fmt: skip
 
-    def warm_up(self, rows: Tensor, tables: SamplingTables, states: RequestStates) -> None:
+    def warm_up(self, rows: Tensor, tables: ParameterTables, states: SequenceState) -> None:
         """Load the kernels of ``apply``: launches over no row, which touch nothing."""
-        self._count(rows, 0, tables, states)
+        self.count(rows, 0, 0, tables, states)

@@ -18,10 +18,10 @@ from ..config import RunnerConfig
 from ..device import Device
 from ..input_batch import InputBatch
 from ..kernels.logits_processing import TOP_PROMPT_LOGPROBS
-from ..request_states import RequestStates
+from ..request_states import SequenceState
 from ..sampling_params import FULL_VOCABULARY
 from .logprobs import LogprobReport, Reported, report_logprobs, row_statistics
-from .sampler import Sampler
+from .sampler import SamplerStages
 
 
 @dataclass
@@ -58,7 +58,7 @@ class PromptReport:
 class PromptLogprobs:
     """Reports of the prompts that are being computed, by the row of their request."""
 
-    def __init__(self, config: RunnerConfig, device: Device, sampler: Sampler) -> None:
+    def __init__(self, config: RunnerConfig, device: Device, sampler: SamplerStages) -> None:
         self._chunk = config.prompt_logprobs_chunk
         self._logarithm = config.logprobs_mode.endswith("logprobs")
         self._device = device
@@ -77,7 +77,7 @@ class PromptLogprobs:
         self._reports.pop(row, None)
 
     def advance(
-        self, batch: InputBatch, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor], states: RequestStates
+        self, batch: InputBatch, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor], states: SequenceState
     ) -> tuple[PromptReport, ...]:
         """Enqueue the reports on the step's lanes.
 
@@ -106,7 +106,7 @@ class PromptLogprobs:
         hidden: Tensor,
         computed: int,
         compute_logits: Callable[[Tensor], Tensor],
-        states: RequestStates,
+        states: SequenceState,
     ) -> None:
         """Report on the tokens that follow the lanes of one request, the first of them at position ``computed``."""
         count = min(len(hidden), self._reports[row].prompt_len - 1 - computed)  # after the last comes the first draw

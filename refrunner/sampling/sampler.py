@@ -19,7 +19,7 @@ from ..device import Device
 from ..input_batch import InputBatch
 from ..kernels import logits_processing as kernels
 from ..kernels.filters import LOWEST, find_thresholds
-from ..request_states import RequestStates
+from ..request_states import SequenceState
 from ..sampling_params import FULL_VOCABULARY, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_BIASES, MAX_STOPS, SamplingParams
 from ..speculation.verification import Verifier
 from ..staging import PackedUpload
@@ -27,7 +27,7 @@ from .blocks import LAUNCH, block_of, row_block_of
 from .gumbel import Processed, Sampled, sample
 from .logprobs import Asker, LogprobReport, Reported, report_logprobs, row_statistics
 from .penalties import PenaltyState
-from .tables import EVERY_STAGE, SamplingTables, mask_words
+from .tables import EVERY_STAGE, ParameterTables, SamplingTables, mask_words
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,10 @@ class SamplerOutput:
         return self.sampled.logprobs
 
 
-class Sampler:
+class SamplerStages:
     """Everything between the logits of a step and its tokens; all of it is enqueued on the main stream.
 
-    Within a step: ``add`` and ``remove`` on the host, then ``pack``, ``apply`` after the upload, ``sample`` after the
-    forward pass, and ``post_update`` before the state table advances.
+    How the parameters of the rows come to the device is the business of whoever derives from this class.
 
     Attributes:
         tables: parameters of the live requests.
@@ -69,42 +68,17 @@ class Sampler:
         no_threshold: int32 [max(M, prompt_logprobs_chunk)] on the device, constant: the threshold that keeps all.
     """
 
-    def __init__(self, config: RunnerConfig, device: Device, vocab_size: int) -> None:
-        self.tables = SamplingTables(config, device, vocab_size)
+    def __init__(self, config: RunnerConfig, device: Device, vocab_size: int, tables: ParameterTables) -> None:
+        self.tables = tables
         lanes = max(config.max_logits, config.prompt_logprobs_chunk)
         self.no_threshold = torch.full((lanes,), LOWEST.value, dtype=torch.int32, device=device.torch_device)
         self._penalties = PenaltyState(config, device, vocab_size)
         self.verifier = Verifier(config, device, vocab_size) if config.drafts else None
         self._sampling: dict[int, SamplingParams] = {}
-        self._poison = config.poison
         self._processed_values = config.logprobs_mode.startswith("processed")
         self._logarithm = config.logprobs_mode.endswith("logprobs")
 
-    def add(self, row: int, request: NewRequest) -> None:
-        """Stage the parameters of a request that has got this row, new or resumed."""
-        self._sampling[row] = request.sampling
-        self.tables.add(row, request)
-        if self.tables.stages[row] & kernels.PENALTIES.value:
-            self._penalties.add(row, len(request.token_ids))
-
-    def remove(self, row: int) -> None:
-        """Forget a row whose request leaves; work already enqueued may still read it."""
-        del self._sampling[row]
-        self._penalties.remove(row)
-        if self._poison:
-            self.tables.poison(row)
-
-    def pack(self, upload: PackedUpload) -> None:
-        """Add what was staged to the step's upload."""
-        self.tables.pack(upload)
-        self._penalties.pack(upload)
-
-    def apply(self, upload: PackedUpload, states: RequestStates) -> None:
-        """Bring the tables up to date; the state table is so already."""
-        self.tables.apply(upload)
-        self._penalties.apply(upload, self.tables, states)
-
-    def sample(self, logits: Tensor, batch: InputBatch, states: RequestStates) -> SamplerOutput:
+    def sample(self, logits: Tensor, batch: InputBatch, states: SequenceState) -> SamplerOutput:
         """Draw one token per row of logits: for each request its next one, and what comes after each draft.
 
         Args:
@@ -121,7 +95,7 @@ class Sampler:
         report = self._report(self._reported(logits, processed, sampled), sampled, batch, sampling)
         return SamplerOutput(sampled, report, sampling, num_emitted)
 
-    def warm_up(self, logits: Tensor, batch: InputBatch, states: RequestStates) -> SamplerOutput:
+    def warm_up(self, logits: Tensor, batch: InputBatch, states: SequenceState) -> SamplerOutput:
         """Launch every kernel of the sampler once, for rows of nobody; no row's state changes.
 
         Args:
@@ -129,7 +103,6 @@ class Sampler:
             batch: without a request.
             states: the state table.
         """
-        self.tables.warm_up()
         nobody = torch.zeros(logits.shape[0], dtype=torch.int32, device=logits.device)
         self._penalties.warm_up(nobody, self.tables, states)
         offsets = None if self.verifier is None else nobody
@@ -138,14 +111,7 @@ class Sampler:
         reported = self._reported(logits, processed, sampled)
         report_logprobs(reported, sampled.token_ids, self.asker(nobody, kernels.TOP_LOGPROBS.value), 1, (0,))
         row_statistics(logits)
-        num_emitted = self._verify(logits, processed, sampled, batch, states)
-        self._penalties.advance(batch, sampled.token_ids, num_emitted, self.tables, states)
-        return SamplerOutput(sampled, None, (), num_emitted)
-
-    def post_update(self, batch: InputBatch, output: SamplerOutput, states: RequestStates) -> None:
-        """Take note of the draws, while the state table still shows the step's beginning."""
-        if self._stages(batch) & kernels.PENALTIES.value:
-            self._penalties.advance(batch, output.token_ids, output.num_emitted, self.tables, states)
+        return SamplerOutput(sampled, None, (), self._verify(logits, processed, sampled, batch, states))
 
     def asker(self, rows: Tensor, column: int) -> Asker:
         """What the requests in these rows want reported, according to a column of their numbers."""
@@ -161,7 +127,7 @@ class Sampler:
         logits: Tensor,
         rows: Tensor,
         positions: Tensor,
-        states: RequestStates,
+        states: SequenceState,
         stages: int,
         offsets: Tensor | None = None,
     ) -> Processed:
@@ -203,7 +169,7 @@ class Sampler:
         )  # fmt: skip
 
     def _verify(
-        self, logits: Tensor, processed: Processed, sampled: Sampled, batch: InputBatch, states: RequestStates
+        self, logits: Tensor, processed: Processed, sampled: Sampled, batch: InputBatch, states: SequenceState
     ) -> Tensor | None:
         if self.verifier is None:
             return None
@@ -226,3 +192,53 @@ class Sampler:
         columns = max(params.logprobs or 0 for params in sampling)
         asker = self.asker(batch.logit_rows, kernels.TOP_LOGPROBS.value)
         return report_logprobs(reported, sampled.token_ids, asker, columns, full)
+
+
+class Sampler(SamplerStages):
+    """The sampler whose parameters have the rows of the state table, and change by staged writes.
+
+    Within a step: ``add`` and ``remove`` on the host, then ``pack``, ``apply`` after the upload, ``sample`` after the
+    forward pass, and ``post_update`` before the state table advances.
+    """
+
+    tables: SamplingTables
+
+    def __init__(self, config: RunnerConfig, device: Device, vocab_size: int) -> None:
+        super().__init__(config, device, vocab_size, SamplingTables(config, device, vocab_size))
+        self._poison = config.poison
+
+    def add(self, row: int, request: NewRequest) -> None:
+        """Stage the parameters of a request that has got this row, new or resumed."""
+        self._sampling[row] = request.sampling
+        self.tables.add(row, request)
+        if self.tables.stages[row] & kernels.PENALTIES.value:
+            self._penalties.add(row, len(request.token_ids))
+
+    def remove(self, row: int) -> None:
+        """Forget a row whose request leaves; work already enqueued may still read it."""
+        del self._sampling[row]
+        self._penalties.remove(row)
+        if self._poison:
+            self.tables.poison(row)
+
+    def pack(self, upload: PackedUpload) -> None:
+        """Add what was staged to the step's upload."""
+        self.tables.pack(upload)
+        self._penalties.pack(upload)
+
+    def apply(self, upload: PackedUpload, states: SequenceState) -> None:
+        """Bring the tables up to date; the state table is so already."""
+        self.tables.apply(upload)
+        self._penalties.apply(upload, self.tables, states)
+
+    def warm_up(self, logits: Tensor, batch: InputBatch, states: SequenceState) -> SamplerOutput:
+        """See :class:`SamplerStages`."""
+        self.tables.warm_up()
+        output = super().warm_up(logits, batch, states)
+        self._penalties.advance(batch, output.token_ids, output.num_emitted, self.tables, states)
+        return output
+
+    def post_update(self, batch: InputBatch, output: SamplerOutput, states: SequenceState) -> None:
+        """Take note of the draws, while the state table still shows the step's beginning."""
+        if self._stages(batch) & kernels.PENALTIES.value:
+            self._penalties.advance(batch, output.token_ids, output.num_emitted, self.tables, states)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -37,8 +39,26 @@ POISON_TEMPERATURE = 1000.0
 POISON_SEED = -1
 
 
-class SamplingTables:
-    """Device tables in one memory, written on the main stream by staged writes when a request is added.
+class Table(Protocol):
+    """A device table whose rows the host fills; ``staging.StagedWriteTensor`` is one."""
+
+    gpu: Tensor
+
+    def stage_write(self, row: int, start: int, values: Sequence[int] | Sequence[float]) -> None:
+        """Plan ``gpu[row, start : start + len(values)] = values``, visible to work enqueued after the next flush."""
+        ...
+
+
+class Tables(Protocol):
+    """Tables by their names."""
+
+    def __getitem__(self, name: str) -> Table:
+        """The table of a name."""
+        ...
+
+
+class ParameterTables:
+    """What the sampler's kernels read of each row's parameters, whoever brings it to the device, and how.
 
     Kernels read them by row: ``numbers`` int32 [R, NUMBERS] and ``reals`` float32 [R, REALS], whose columns
     ``kernels.logits_processing`` names; ``seeds`` int64 [R]. Lists, of which a row's numbers say how much is valid:
@@ -49,14 +69,13 @@ class SamplingTables:
         stages: int32 [R] on the host, the stages of each row.
     """
 
-    def __init__(self, config: RunnerConfig, device: Device, vocab_size: int) -> None:
-        tables = StagedTables(device, _shapes(config, vocab_size))
+    def __init__(self, config: RunnerConfig, vocab_size: int, tables: Tables) -> None:
         self.numbers, self.reals = tables["sampling numbers"], tables["sampling reals"]
         self.allowed, self._seeds = tables["allowed token ids"], tables["seeds"]
         self.bias_tokens, self.bias_values = tables["biased tokens"], tables["biases"]
         self.stops, self.bad_words = tables["stop token ids"], tables["bad words"]
         self.logprob_ids = tables["logprob token ids"]
-        numbers, reals, seeds, self._tables = self.numbers.gpu, self.reals.gpu, self._seeds.gpu, tables
+        numbers, reals, seeds = self.numbers.gpu, self.reals.gpu, self._seeds.gpu
         # Views that are made once: each would cost an operation in every step.
         self._number = functools.lru_cache(lambda column: numbers[:, column])
         self._temperature = functools.lru_cache(lambda: reals[:, kernels.TEMPERATURE.value])
@@ -126,6 +145,14 @@ class SamplingTables:
         self.reals.stage_write(row, 0, [POISON_TEMPERATURE] * REALS)
         self._seeds.stage_write(0, row, [POISON_SEED])
 
+
+class SamplingTables(ParameterTables):
+    """Parameters in one memory, written on the main stream by staged writes when a request is added."""
+
+    def __init__(self, config: RunnerConfig, device: Device, vocab_size: int) -> None:
+        self._tables = StagedTables(device, table_shapes(config, vocab_size))
+        super().__init__(config, vocab_size, self._tables)
+
     def pack(self, upload: PackedUpload) -> None:
         """Add the staged writes to the step's upload."""
         self._tables.pack(upload)
@@ -139,7 +166,8 @@ class SamplingTables:
         self._tables.warm_up()
 
 
-def _shapes(config: RunnerConfig, vocab_size: int) -> Shapes:
+def table_shapes(config: RunnerConfig, vocab_size: int) -> Shapes:
+    """Rows, columns and type of each table of :class:`ParameterTables`."""
     rows = config.max_num_reqs
     return {
         "sampling numbers": (rows, NUMBERS, torch.int32),
@@ -158,7 +186,7 @@ def table_bytes(config: RunnerConfig, vocab_size: int) -> int:
     """Bytes of the tables of one sampler, those of the penalties and the constant thresholds included."""
     penalties = 4 * config.max_num_reqs * (mask_words(vocab_size) + vocab_size)
     thresholds = 4 * max(config.max_logits, config.prompt_logprobs_chunk)
-    return bytes_of(_shapes(config, vocab_size)) + penalties + thresholds
+    return bytes_of(table_shapes(config, vocab_size)) + penalties + thresholds
 
 
 def mask_words(vocab_size: int) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor
 from ..kernels.rejection import draw_drafts
 from ..request_states import RequestStates
 from ..sampling.blocks import LAUNCH, row_block_of
-from ..sampling.tables import SamplingTables
+from ..sampling.tables import ParameterTables
 
 
 def draw_draft(
@@ -15,7 +15,7 @@ def draw_draft(
     offset: int,
     num_emitted: Tensor,
     rows: Tensor,
-    tables: SamplingTables,
+    tables: ParameterTables,
     states: RequestStates,
     draft_logits: Tensor | None,
 ) -> None:

@@ -10,11 +10,11 @@ from ..device import Device
 from ..input_batch import InputBatch
 from ..kernels.rejection import accept_by_chance, judge_drafts, recover_tokens
 from ..kernels.speculation import accept_equal
-from ..request_states import RequestStates
+from ..request_states import SequenceState
 from ..sampling.blocks import LAUNCH, row_block_of
 from ..sampling.gumbel import Processed, Sampled
 from ..sampling.logprobs import Reported
-from ..sampling.tables import SamplingTables
+from ..sampling.tables import ParameterTables
 
 
 class Verifier:
@@ -46,9 +46,9 @@ class Verifier:
         processed: Processed,
         sampled: Sampled,
         reported: Reported,
-        tables: SamplingTables,
+        tables: ParameterTables,
         batch: InputBatch,
-        states: RequestStates,
+        states: SequenceState,
     ) -> Tensor:
         """How many tokens each request gets: int32 [N] on the device, 0 in the middle of a prefill.
 
@@ -85,9 +85,9 @@ class Verifier:
         processed: Processed,
         sampled: Sampled,
         draft_logits: Tensor,
-        tables: SamplingTables,
+        tables: ParameterTables,
         batch: InputBatch,
-        states: RequestStates,
+        states: SequenceState,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Ratios of each draft, tokens that would replace it, and the mass that those come from; two launches."""
         count, vocab_size = batch.num_logits, logits.shape[1]
