@@ -25,7 +25,7 @@ from mrv2.checks.virtual.runs import Run, run_program
 from mrv2.fuzz.checked import checked_runner
 from mrv2.fuzz.feature_sets.judge import Tally, judge_of
 from mrv2.fuzz.feature_sets.runners import RecordingRunner
-from mrv2.fuzz.targets.protocols import Feature, HotPathTarget, Runner, RunnerTarget
+from mrv2.fuzz.targets.protocols import Feature, Runner, RunnerTarget, own_settings
 from mrv2.fuzz.workload import Crash, RequestResult, Trace, close
 from mrv2.refrunner.api import Handle, Step
 from mrv2.refrunner.kv_groups import KVGroups
@@ -122,8 +122,7 @@ def _run(target: RunnerTarget, script: Script) -> CaseOutcome:
         with triton_cpu.enabled() as session:
             program()
         return _outcome(program, tuple(session.findings), None)
-    hot_paths = target.hot_paths if isinstance(target, HotPathTarget) else ()
-    with Watch(Settings(hot_paths)) as watch:
+    with Watch(own_settings(target) or Settings()) as watch:
         run = run_program(program, script.schedule, hooks=(install(watch),))
     if program.refusal is not None:
         raise program.refusal

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from .case import Failure
 from .script import Script, as_code
+from .targets.named import OWN_TARGETS
 
-REFERENCE = "refrunner"
 WIDTH = 110
 
 
@@ -20,7 +20,7 @@ def as_test(reference: str, script: Script, failures: Sequence[Failure]) -> str:
         script: what runs.
         failures: what went wrong; the first one is named in a comment.
     """
-    path = "mrv2.fuzz.targets.reference:ReferenceTarget" if reference == REFERENCE else reference
+    path = OWN_TARGETS.get(reference, reference)
     module, _, name = path.partition(":")
     parts = [kind for kind in _KINDS if f"{kind}(" in as_code(script)]
     imports = [f"from mrv2.fuzz.script import {', '.join(sorted(parts))}"]

@@ -54,7 +54,7 @@ class BlockUpkeep:
         self._value = float("nan") if config.poison else 0.0
         self._copies: tuple[tuple[int, int], ...] = ()
         self._fills: dict[int, None] = {}
-        self._tickets: tuple[int, int, int] = (0, 0, 0)
+        self._tickets: tuple[int, int, int] | None = None
 
     def freed(self, blocks: Iterable[int]) -> None:
         """Nobody holds these blocks any more."""
@@ -71,7 +71,9 @@ class BlockUpkeep:
         self._copies = copies
 
     def pack(self, upload: PackedUpload) -> None:
-        """Add the block ids to the step's upload."""
+        """Add the block ids to the step's upload, if there is anything to do."""
+        if not self._copies and not self._fills:
+            return
         sources, targets = ([copy[side] for copy in self._copies] for side in (0, 1))
         first, second, third = (upload.add(np.array(ids, dtype=np.int32)) for ids in (sources, targets, [*self._fills]))
         self._tickets = first, second, third
@@ -84,13 +86,15 @@ class BlockUpkeep:
 
     def apply(self, upload: PackedUpload) -> None:
         """Enqueue the copies, then the fills; nothing if there are none."""
+        if self._tickets is None:
+            return
         sources, targets, fills = (upload.view(ticket) for ticket in self._tickets)
         for cache in self._caches:
             if self._copies:
                 cache.copy_blocks(sources, targets)
             if self._fills:
                 cache.fill_blocks(fills, self._value)
-        self._copies = ()
+        self._copies, self._tickets = (), None
         self._fills.clear()
 
 

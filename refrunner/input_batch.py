@@ -45,7 +45,7 @@ class InputBatch:
         block_table: int32 [G, padded N, B], one table for each KV group.
         slot_mapping: int64 [G, padded T]; -1 for padding lanes.
         host_logit_bounds: int32 [N + 1], rows of logits of each request: one, and one more for each draft.
-        logit_lanes: int64 [M], lanes whose logits are sampled, the last ones of each request.
+        logit_lanes: integers [M], lanes whose logits are sampled, the last ones of each request.
         logit_rows: int32 [M], row of the state table that each of them belongs to.
         logit_bounds: int32 [N + 1], the same bounds on the device; None without speculation, as all below.
         logit_offsets: int32 [M], drafts of the request before each row of logits.

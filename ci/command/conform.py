@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mrv2.fuzz.conformance import Check, Checked
 
 conform = typer.Typer(help="Whether an adapter keeps what its protocol promises.", no_args_is_help=True)
-Name = Annotated[str, typer.Argument(metavar="TARGET", help="refrunner, or package.module:object.")]
+Name = Annotated[str, typer.Argument(metavar="TARGET", help="refrunner, baseline_v1, or package.module:object.")]
 
 
 @conform.command()
@@ -54,9 +54,11 @@ def sampler(target: Name, json: JsonOption = None, debug: DebugOption = False) -
 
 
 def _instance(reference: str) -> object:
-    from .targets import REFERENCE, resolve_object, resolve_target
+    from mrv2.fuzz.targets.named import OWN_TARGETS
 
-    if reference == REFERENCE:
+    from .targets import resolve_object, resolve_target
+
+    if reference in OWN_TARGETS:
         return resolve_target(reference)
     found = resolve_object(f"TARGET {reference!r}", reference)
     return found() if isinstance(found, type) else found

@@ -28,7 +28,7 @@ def fences(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="refrunner, package.module:object (a target) or :function (a program).",
+            help="refrunner, baseline_v1, package.module:object (a target) or :function (a program).",
             show_default=False,
         ),
     ],

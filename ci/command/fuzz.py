@@ -33,7 +33,9 @@ LINE_SECONDS = 30.0
 
 
 def fuzz(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="refrunner, or package.module:object.")] = "refrunner",
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="refrunner, baseline_v1, or package.module:object.")
+    ] = "refrunner",
     duration: Annotated[
         str | None, typer.Option("--time", metavar="TIME", help="How long: 90s, 10m, 8h.", show_default="60s")
     ] = None,
@@ -84,12 +86,13 @@ def _options(
         InputError, CheckError: an option means nothing.
     """
     from mrv2.fuzz.campaign.options import Options, check_features
+    from mrv2.fuzz.targets.named import OWN_TARGETS
     from mrv2.refrunner.models.checkpoint import load_checkpoint
 
-    from .targets import REFERENCE, importable, resolve_target
+    from .targets import importable, resolve_target
 
     chosen = tuple(name.strip() for name in features.split(",")) if features is not None else None
-    names = tuple(models.split(",")) if target == REFERENCE or models != "tiny,tiny-sliding" else ("tiny",)
+    names = tuple(models.split(",")) if target in OWN_TARGETS or models != "tiny,tiny-sliding" else ("tiny",)
     with importable(Path.cwd()):
         check_features(chosen, resolve_target(target))
     for name in names:

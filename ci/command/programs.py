@@ -9,9 +9,10 @@ from mrv2.checks.findings import JSON
 from mrv2.ci.stages.workloads import quick_workload
 from mrv2.fuzz.every_edge import every_edge
 from mrv2.fuzz.programs import MODEL, RunnerProgram, workload_as_json, workload_from_json
+from mrv2.fuzz.targets.named import OWN_TARGETS, REFERENCE
 from mrv2.refrunner.models.checkpoint import load_checkpoint
 
-from .targets import REFERENCE, is_target, resolve_program, resolve_target
+from .targets import is_target, resolve_program, resolve_target
 
 NEW_TOKENS = 6
 
@@ -39,7 +40,7 @@ def program_of_argument(reference: str) -> Callable[[], object]:
     Raises:
         InputError: it cannot be found.
     """
-    if reference != REFERENCE and not is_target(f"TARGET {reference!r}", reference):
+    if reference not in OWN_TARGETS and not is_target(f"TARGET {reference!r}", reference):
         return resolve_program(f"TARGET {reference!r}", reference)
     vocab_size = load_checkpoint(MODEL).config.vocab_size
     return RunnerProgram(resolve_target(reference), quick_workload(vocab_size, 0, NEW_TOKENS))

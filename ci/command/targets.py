@@ -12,10 +12,8 @@ from types import ModuleType
 from typing import cast
 
 from mrv2.ci.report.problem import InputError, four_parts
+from mrv2.fuzz.targets.named import OWN_TARGETS
 from mrv2.fuzz.targets.protocols import Feature, Knob, RunnerTarget
-
-REFERENCE = "refrunner"
-_REFERENCE_TARGET = "mrv2.fuzz.targets.reference:ReferenceTarget"
 
 
 @contextmanager
@@ -33,16 +31,16 @@ def importable(folder: Path) -> Iterator[None]:
 
 
 def resolve_target(reference: str) -> RunnerTarget:
-    """The target that ``--target`` names: ``refrunner``, or ``package.module:object``; a class is instantiated.
+    """The target that ``--target`` names: one of ours, or ``package.module:object``; a class is instantiated.
 
     Raises:
         InputError: the name has another form, cannot be imported, or names something that is no target.
     """
-    path = _REFERENCE_TARGET if reference == REFERENCE else reference
+    path = OWN_TARGETS.get(reference, reference)
     if not _is_name(path):
         raise InputError(
             f"--target {reference!r}",
-            f"a target is {REFERENCE!r} or package.module:object",
+            f"a target is one of {', '.join(OWN_TARGETS)}, or package.module:object",
             "the part before the colon is imported, the part after it looked up there",
             f"for example --target my_engine.adapter:Target{_or_meant(reference)}",
         )

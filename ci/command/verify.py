@@ -12,7 +12,7 @@ from .shared import DebugOption, JsonOption, guarded
 
 def verify(
     target: Annotated[
-        str, typer.Option(metavar="TARGET", help="What to verify: refrunner, or package.module:object.")
+        str, typer.Option(metavar="TARGET", help="What to verify: refrunner, baseline_v1, or package.module:object.")
     ] = "refrunner",
     model: Annotated[
         str | None,

@@ -17,7 +17,7 @@ from mrv2.checks.sync.virtual import install
 from mrv2.checks.sync.watch import Watch
 from mrv2.checks.virtual.runs import run_program
 from mrv2.fuzz.programs import MODEL, RunnerProgram
-from mrv2.fuzz.targets.protocols import Feature, HotPathTarget, RunnerTarget
+from mrv2.fuzz.targets.protocols import Feature, RunnerTarget, own_settings
 from mrv2.fuzz.workload import Trace
 from mrv2.refrunner.models.checkpoint import load_checkpoint
 
@@ -81,9 +81,7 @@ def settings_of(target: RunnerTarget, folder: Path) -> Settings:
     Raises:
         HotPathError: the settings of the project cannot be read, or mean nothing.
     """
-    if isinstance(target, HotPathTarget):
-        return Settings(target.hot_paths)
-    return find_settings(folder)[0]
+    return own_settings(target) or find_settings(folder)[0]
 
 
 @dataclass(frozen=True)

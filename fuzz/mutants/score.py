@@ -27,8 +27,9 @@ from mrv2.fuzz.campaign.findings import FindingStore, FoundCase
 from mrv2.fuzz.campaign.options import Options
 from mrv2.fuzz.campaign.worker import FINDINGS, Worker
 from mrv2.fuzz.case import CaseOutcome, Failure
-from mrv2.fuzz.paste import REFERENCE, as_test
+from mrv2.fuzz.paste import as_test
 from mrv2.fuzz.script import Script
+from mrv2.fuzz.targets.named import REFERENCE
 
 from . import PLANTED, mutant
 from .source import Mutation

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from mrv2.checks.findings import JSON, Finding, Site
+from mrv2.checks.hot_path import Allowance
+from mrv2.checks.sync.settings import Settings
 from mrv2.refrunner.api import Handle, Step
 from mrv2.stats.targets import SamplerTarget
 
@@ -129,6 +131,16 @@ class HotPathTarget(Protocol):
 
 
 @runtime_checkable
+class AllowingTarget(Protocol):
+    """Optional part of a target that names its hot paths: waits in them that it declares, each with its reason."""
+
+    @property
+    def allowances(self) -> tuple[Allowance, ...]:
+        """Accepted waits, each with the site at which it is accepted."""
+        ...
+
+
+@runtime_checkable
 class RunnerTarget(Protocol):
     """Something that can be verified.
 
@@ -158,3 +170,10 @@ class SamplerProvider(Protocol):
     def sampler(self) -> SamplerTarget:
         """The target's sampler, callable on any logits without a model."""
         ...
+
+
+def own_settings(target: RunnerTarget) -> Settings | None:
+    """Hot paths and accepted waits that a target names itself; None if it leaves that to its project."""
+    if not isinstance(target, HotPathTarget):
+        return None
+    return Settings(target.hot_paths, target.allowances if isinstance(target, AllowingTarget) else ())

@@ -16,7 +16,6 @@ from mrv2.refrunner.api import Handle, Step
 from .protocols import Feature, InputSnapshot, Knob
 from .reference_sampler import ReferenceSampler
 
-# Which function computes each field of a snapshot, as "module:function" inside the runner's package.
 PRODUCERS = {
     "request_ids": "input_batch:InputBatchBuilder.plan",
     "query_start_loc": "input_batch:InputBatchBuilder.plan",
@@ -58,6 +57,9 @@ class ReferenceTarget:
         "grammars": Knob((False, True), "memory for masks, so that requests may carry a grammar", often=True),
     }
 
+    #: Which function computes each field of a snapshot, as "module:function" inside the package.
+    producers: Mapping[str, str] = PRODUCERS
+
     def __init__(self, package: str = "mrv2.refrunner") -> None:
         self._package = package
         self._checkpoints: dict[str, Any] = {}
@@ -74,13 +76,14 @@ class ReferenceTarget:
         runner_config = self._module("config").RunnerConfig(**settings)
         checkpoint = self._checkpoint(reference)
         draft = config.get("draft_model") or (TINY_DRAFTS.get(runner_config.speculation) if "tiny" in reference else "")
-        runner = self._module("model_runner").ModelRunner(
-            runner_config,
-            checkpoint.config,
-            checkpoint.tensors,
-            self._grammars(runner_config, checkpoint),
-            self._checkpoint(str(draft)) if draft else None,
-        )
+        runner = self._runner(runner_config, checkpoint, self._checkpoint(str(draft)) if draft else None)
+        return self._adapter(runner)
+
+    def _runner(self, config: Any, checkpoint: Any, draft: Any) -> Any:
+        grammars = self._grammars(config, checkpoint)
+        return self._module("model_runner").ModelRunner(config, checkpoint.config, checkpoint.tensors, grammars, draft)
+
+    def _adapter(self, runner: Any) -> ReferenceRunner:
         return ReferenceRunner(runner, self._site)
 
     def sampler(self) -> ReferenceSampler:
@@ -103,9 +106,9 @@ class ReferenceTarget:
         return self._module("grammar.compiler").GrammarCompiler(tokenizer.vocabulary(), checkpoint.config.vocab_size)
 
     def _site(self, field: str) -> Site | None:
-        if field not in PRODUCERS:
+        if field not in self.producers:
             return None
-        module, function = PRODUCERS[field].split(":")
+        module, function = self.producers[field].split(":")
         producer = attrgetter(function)(self._module(module))
         code: CodeType = getattr(producer, "fn", producer).__code__
         # Relative to the package's parent, so that reports of two machines can be compared.
@@ -185,16 +188,23 @@ class ReferenceRunner:
 
     def poisoned(self) -> dict[str, int]:
         """See :class:`PoisonRunner`."""
-        states, batch = self._runner._states, self._runner.batch
+        batch, filler = self._runner.batch, self._poison_token()
         live = {block for blocks in self._blocks_of.values() for block in blocks}
         blocks = self._poisoned_blocks()
-        filler = states._poison_token if self._runner.config.poison else -1
         return {
-            "freed rows": sum(bool((states.token_ids[row] == filler).all()) for row in states.free_rows),
+            "freed rows": self._poisoned_rows(),
             "freed blocks": len(blocks & self._used_blocks - live),
             "unused blocks": len(blocks - self._used_blocks),
             "padding lanes": int((batch.input_ids[batch.num_tokens :] == filler).sum()) if batch else 0,
         }
+
+    def _poison_token(self) -> int:
+        """What poisoned tokens are; no token at all without poison."""
+        return int(self._runner._model.config.vocab_size) - 1 if self._runner.config.poison else -1
+
+    def _poisoned_rows(self) -> int:
+        states, filler = self._runner._states, self._poison_token()
+        return sum(bool((states.token_ids[row] == filler).all()) for row in states.free_rows)
 
     def _poisoned_blocks(self) -> set[int]:
         """KV blocks that hold nothing but NaN, in every layer."""

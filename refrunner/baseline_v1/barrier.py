@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ..async_output import AsyncOutput
 from ..device import Event, PassedEvent
+from ..phases import Phase, phase
+from .persistent_batch import CachedRequest
 
 
 @dataclass(frozen=True)
@@ -19,12 +21,12 @@ class Draws:
     Attributes:
         output: on its way to the host.
         tokens: int32 [M] on the device.
-        rows: row of the batch, that is, of ``tokens``, of each request whose draw counts.
+        requests: those whose draws count, each as it was then, with its row of the batch, that is, of ``tokens``.
     """
 
     output: AsyncOutput
     tokens: Tensor
-    rows: Mapping[str, int]
+    requests: Mapping[str, tuple[CachedRequest, int]]
 
 
 class Barrier:
@@ -52,13 +54,15 @@ class Barrier:
         """A step has drawn tokens."""
         self._draws.append(draws)
 
-    def wait(self, *, whole_history: bool) -> Iterator[tuple[str, int]]:
+    def wait(self, *, whole_history: bool) -> Iterator[tuple[CachedRequest, int]]:
         """Wait until the host may write the inputs of the next step.
 
         Yields:
             the requests whose draws have arrived, in order, each with its token.
         """
-        self._inputs_read.synchronize()
+        with phase(Phase.WAIT):
+            self._inputs_read.synchronize()
         while len(self._draws) > (0 if whole_history else 1):
-            arrived = self._draws.popleft().output.result()
-            yield from ((name, tokens[0]) for name, tokens in arrived.token_ids.items())
+            draws = self._draws.popleft()
+            arrived = draws.output.result().token_ids
+            yield from ((cached, arrived[name][0]) for name, (cached, _) in draws.requests.items())

@@ -6,7 +6,7 @@ leaves makes the last row move into the hole, and with it everything that is kep
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..api import NewRequest
+from ..api import InvariantViolation, NewRequest
 from ..config import NULL_BLOCK, RunnerConfig
 from ..device import Device
 from ..kv_groups import blocks_below_window
@@ -141,17 +141,27 @@ class PersistentBatch:
         """Write KV blocks into a row of a group's table."""
         self.tables[group].host[row, start : start + len(blocks)] = blocks
 
+    def hide_below_window(self, row: int, cached: CachedRequest) -> None:
+        """Write null blocks where blocks have left a sliding window: they may be another request's by now."""
+        for table, below in zip(self.tables, cached.num_below, strict=True):
+            if below:
+                table.host[row, :below].fill(NULL_BLOCK)
+
     def remove(self, name: str, cached: CachedRequest) -> None:
         """Take a request out of its row, which is a hole until ``condense``."""
         row = self.row_of.pop(name)
         self._holes.append(row)
         for keeper in self._keepers:
             keeper.clear(row, cached)
+        self._empty(row)
+        self.changed = True
+
+    def _empty(self, row: int) -> None:
+        """Leave a row that nobody has: with null blocks, since a padded batch shows it to attention."""
         for table in self.tables:
             table.host[row].fill(NULL_BLOCK)
         if self._poison_token is not None:
             self.token_ids[row].fill(self._poison_token)
-        self.changed = True
 
     def condense(self) -> None:
         """Move the last rows into the holes."""
@@ -176,8 +186,7 @@ class PersistentBatch:
         self.names[target], self.row_of[name] = name, target
         for rows in self._by_row():
             rows[target] = rows[source]
-        for table in self.tables:
-            table.host[source].fill(NULL_BLOCK)
+        self._empty(source)
         for keeper in self._keepers:
             keeper.move(source, target)
 
@@ -194,3 +203,19 @@ class PersistentBatch:
     def _by_row(self) -> Iterator[NDArray[Any]]:
         yield self.token_ids
         yield from (table.host for table in self.tables)
+
+    def violations(self, requests: Mapping[str, CachedRequest]) -> Iterator[InvariantViolation]:
+        """Rules between steps that are broken; reads the device, so the caller synchronises first."""
+        if self._holes or {name: row for row, name in enumerate(self.names)} != self.row_of:
+            yield InvariantViolation("row-bijection", f"rows {self.names}, holes {self._holes}, map {self.row_of}")
+        for row, name in enumerate(self.names):
+            known = requests[name].token_ids[: self.token_ids.shape[1]]
+            if self.token_ids[row, : len(known)].tolist() != known:
+                yield InvariantViolation("row-tokens", f"row {row} holds other tokens than its request", name)
+            for group, table in enumerate(self.tables):
+                held, host = requests[name].blocks[group], table.host[row].tolist()
+                # Where a block has left the window since, the null block comes with the next step.
+                lost = [block for block, found in zip(held, host, strict=False) if block not in (NULL_BLOCK, found)]
+                if lost or table.gpu[row].tolist() != host:
+                    detail = f"row {row} of group {group} holds {table.gpu[row].tolist()}, {host} on host, not {held}"
+                    yield InvariantViolation("block-table", detail, name)

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..config import RunnerConfig
 from ..device import Device
 from ..kernels import logits_processing as kernels
+from ..memory import padded
 from ..sampling.prompt_logprobs import PromptLogprobs
 from ..sampling.sampler import SamplerStages
 from ..sampling.tables import ParameterTables, table_shapes
@@ -27,6 +28,10 @@ BY_STAGE = {
     kernels.BAD_WORDS.value: ("bad words",),
 }
 
+#: Columns of a history come in such steps. Triton compiles a kernel anew for a stride, or an address, of another
+#: divisibility by 16, and loading it would wait for the whole device.
+HISTORY_WIDTH = 16
+
 
 @dataclass(frozen=True)
 class History:
@@ -36,7 +41,7 @@ class History:
         num_computed: int32 [N].
         total_len: int32 [N].
         num_drafts: int32 [N], zero: there are no drafts.
-        token_ids: int32 [N, longest].
+        token_ids: int32 [N, longest, padded]; stale behind each request's own.
     """
 
     num_computed: Tensor
@@ -47,7 +52,7 @@ class History:
     @classmethod
     def empty(cls, device: Device) -> History:
         """Of a batch in which nobody's is read."""
-        nobody = torch.zeros(1, 1, dtype=torch.int32, device=device.torch_device)
+        nobody = torch.zeros(1, HISTORY_WIDTH, dtype=torch.int32, device=device.torch_device)
         return cls(nobody[0], nobody[0], nobody[0], nobody)
 
 
@@ -148,10 +153,11 @@ def history_of(batch: PersistentBatch, lengths: list[int], rows: Tensor, device:
         device: of the runner.
     """
     count, longest = len(lengths), max(lengths)
-    pinned = device.pinned_empty(count * (1 + longest), torch.int32)
+    width = padded(longest, HISTORY_WIDTH)
+    pinned = device.pinned_empty(count * (width + 1), torch.int32)
     values = pinned.numpy()
-    values[:count] = lengths
-    values[count:].reshape(count, longest)[:] = batch.token_ids[:count, :longest]
+    values[: count * width].reshape(count, width)[:, :longest] = batch.token_ids[:count, :longest]
+    values[count * width :] = lengths
     sent = torch.empty(len(pinned), dtype=torch.int32, device=device.torch_device)
     sent.copy_(pinned, non_blocking=True)
-    return History(rows, sent[:count], rows, sent[count:].view(count, longest))
+    return History(rows, sent[count * width :], rows, sent[: count * width].view(count, width))

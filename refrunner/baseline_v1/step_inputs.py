@@ -39,7 +39,9 @@ class StepInputs:
         self.rows = torch.arange(requests, dtype=torch.int32, device=device.torch_device)
         self._poison = (vocab_size - 1, config.max_model_len - 1) if config.poison else None
 
-    def build(self, counts: Sequence[int], unknown: Sequence[int], draws: Draws | None, shape: BatchShape | None) -> InputBatch:
+    def build(
+        self, counts: Sequence[int], unknown: Sequence[int], draws: Draws | None, shape: BatchShape | None
+    ) -> InputBatch:
         """Fill the arrays for the first rows of the batch, enqueue their uploads, and return the batch.
 
         Args:
@@ -72,7 +74,7 @@ class StepInputs:
             block_table=self._batch.device_tables[:, : shape.num_requests],
             slot_mapping=self._slot_mapping[:, : shape.num_tokens],
             host_logit_bounds=np.arange(count + 1, dtype=np.int32),
-            logit_lanes=starts_on_device[1 : count + 1].long() - 1,
+            logit_lanes=starts_on_device[1 : count + 1] - 1,
             logit_rows=self.rows[:count],
             logit_bounds=None,
             logit_offsets=None,
@@ -112,7 +114,7 @@ class StepInputs:
         """Enqueue the copy of tokens from the last draws to the lanes that they belong to."""
         names = self._batch.names
         lanes = [int(starts[row + 1]) - 1 for row in unknown]
-        rows = [draws.rows[names[row]] for row in unknown]
+        rows = [draws.requests[names[row]][1] for row in unknown]
         count, ids = len(lanes), self._input_ids.gpu
         if lanes == rows == list(range(count)):  # a decode like the one before
             ids[:count].copy_(draws.tokens[:count])
@@ -121,12 +123,3 @@ class StepInputs:
         self._drawn_rows.host[:count] = rows
         tokens = draws.tokens.index_select(0, self._drawn_rows.upload(count))
         ids.index_copy_(0, self._drawn_lanes.upload(count), tokens)
-
-
-def device_equals_host(batch: PersistentBatch) -> list[bool]:
-    """Whether the device's block table of each group is the host's, in the rows of the batch; synchronises."""
-    count = len(batch.names)
-    return [
-        table.gpu[:count].tolist() == table.host[:count].tolist() for table in batch.tables
-    ]
-

@@ -16,6 +16,7 @@ from mrv2.ci.stages.base import Budget
 from mrv2.ci.stages.sync import NEEDED, SCHEDULES, Sync
 from mrv2.fuzz.mutants import WAITING, mutant
 from mrv2.fuzz.programs import random_workload
+from mrv2.fuzz.targets.baseline import BaselineTarget
 from mrv2.fuzz.targets.reference import ReferenceTarget
 
 # What each hidden wait is, and where it is.
@@ -136,6 +137,17 @@ def test_a_wait_that_the_project_allows_is_none_and_one_that_never_happens_is_su
     result = Sync().run(other(reading(ReferenceTarget())), Budget(), progress)
     assert result.verdict is RunVerdict.FAIL
     assert [finding.code for finding in result.findings] == ["MRV101", "MRV122"]
+
+
+def test_a_wait_that_the_target_declares_is_none_and_another_one_is_a_finding(short, monkeypatch, progress):
+    result = Sync().run(BaselineTarget(), Budget(), progress)
+    assert (result.verdict, result.findings) == (RunVerdict.PASS, ())
+    assert result.summary.endswith("no hidden wait, 1 allowed")
+    monkeypatch.setattr(BaselineTarget, "allowances", ())
+    result = Sync().run(BaselineTarget(), Budget(), progress)
+    assert result.verdict is RunVerdict.FAIL
+    assert {finding.code for finding in result.findings} == {"MRV104"}
+    assert {finding.where[0].function for finding in result.findings} == {"Barrier.wait"}
 
 
 def test_without_hot_paths_nothing_was_judged(project, progress):

@@ -14,7 +14,7 @@ from mrv2.refrunner.oracle.llama import LlamaOracle
 
 ROOM = Path(refrunner.__file__).parent
 README = (ROOM / "README.md").read_text(encoding="utf-8")
-NOT_THE_RUNNER = ("models", "oracle")
+NOT_THE_RUNNER = ("models", "oracle", "baseline_v1")
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
