@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -143,8 +144,9 @@ class CampaignDriver:
         )
         assert process.stdin is not None
         # Which process must live, since it may be gone before the worker can ask who its parent is.
-        process.stdin.write(f"{self._options.as_json()}\n{os.getpid()}\n")
-        process.stdin.close()
+        # One that died at once reads nothing; that it died is seen soon enough.
+        with suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(f"{self._options.as_json()}\n{os.getpid()}\n")
         return _Process(number, process, errors)
 
     def _alive(self) -> bool:
@@ -229,6 +231,24 @@ class CampaignDriver:
             one.errors.close()
 
 
+def read_options(folder: Path) -> Options:
+    """The options of the campaign in a folder.
+
+    Raises:
+        CheckError: there is none.
+    """
+    try:
+        content = json.loads((folder / CAMPAIGN).read_text(encoding="utf-8"))
+        return Options.from_json(json.dumps(content["options"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckError(
+            f"{folder}",
+            f"it must be the folder of a campaign; reading {CAMPAIGN} failed with {type(error).__name__}: {error}",
+            "what a campaign did is read from there, and missing counts would be wrong sums",
+            "a folder that was given to mrv2 fuzz as --db",
+        ) from error
+
+
 def _claim(folder: Path, options: Options) -> None:
     """Write down whose folder it is.
 
@@ -238,7 +258,7 @@ def _claim(folder: Path, options: Options) -> None:
     path = folder / CAMPAIGN
     (folder / WORKERS).mkdir(parents=True, exist_ok=True)
     if path.exists():
-        known = Options.from_json(json.dumps(json.loads(path.read_text(encoding="utf-8"))["options"]))
+        known = read_options(folder)
         if known.target != options.target:
             raise CheckError(
                 f"--db {folder}",

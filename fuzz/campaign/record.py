@@ -16,10 +16,9 @@ from mrv2.checks.errors import CheckError
 from mrv2.checks.findings import JSON
 from mrv2.checks.virtual.replay import environment
 
-from .driver import CAMPAIGN
+from .driver import read_options
 from .durable import write_durably
 from .findings import FindingStore
-from .options import Options
 from .progress import COUNTS, Progress, ProgressReader
 from .worker import FINDINGS, WORKERS
 
@@ -33,7 +32,7 @@ def record(folders: Sequence[Path], commit: str) -> dict[str, JSON]:
     Raises:
         CheckError: a folder is no campaign, or they have different targets.
     """
-    options = [_options(folder) for folder in folders]
+    options = [read_options(folder) for folder in folders]
     targets = sorted({each.target for each in options})
     if len(targets) != 1:
         raise CheckError(
@@ -64,19 +63,6 @@ def record(folders: Sequence[Path], commit: str) -> dict[str, JSON]:
         "cases_with": dict(sorted(total.traits.items())),
         "happened": dict(sorted(total.states.items())),
     }
-
-
-def _options(folder: Path) -> Options:
-    try:
-        content = json.loads((folder / CAMPAIGN).read_text(encoding="utf-8"))
-        return Options.from_json(json.dumps(content["options"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckError(
-            f"{folder}",
-            f"it must be the folder of a campaign; reading {CAMPAIGN} failed with {type(error).__name__}: {error}",
-            "what is not counted would be missing in the sums",
-            "what was given to mrv2 fuzz as --db",
-        ) from error
 
 
 def _add(total: Progress, part: Progress) -> None:

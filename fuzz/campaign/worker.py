@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import json
 import os
@@ -195,6 +196,7 @@ class Worker:
             raise Stopped
         child = os.fork()
         if child == 0:
+            faulthandler.disable()  # it is known that it ends, and its stack would be one in a hundred
             with suppress(BaseException):
                 run_case(self._target, script)
             os._exit(0)
