@@ -1,7 +1,7 @@
 """Runs one script and judges everything that it showed, by all oracles at once.
 
 * tokens, log-probabilities and reports: the pure-PyTorch oracle;
-* order: the happens-before check of the virtual device;
+* order: the happens-before check of the virtual device, and the versions of what the host wrote in pinned memory;
 * waits: the sync trap in the hot paths that the target names;
 * state: inputs of each step and bookkeeping after each step on the plain CPU, at the end on the virtual device;
 * kernels: bounds and conflicts between programs, as Triton on the CPU sees them.
@@ -34,6 +34,7 @@ from mrv2.refrunner.models.checkpoint import load_checkpoint
 from .relations import RELATIONS, differences
 from .script import Script
 from .script_driver import ScriptDriver, script_workload
+from .versions import HostVersions
 
 #: How far the device is behind is the choice of the script and its schedule, and a runner cannot know it.
 FULL_QUEUE = "MRV108"
@@ -121,13 +122,14 @@ def _run(target: RunnerTarget, script: Script) -> CaseOutcome:
     if script.schedule is None:
         with triton_cpu.enabled() as session:
             program()
-        return _outcome(program, tuple(session.findings), None)
+        return _outcome(program, tuple(session.findings))
+    versions = HostVersions()
     with Watch(own_settings(target) or Settings()) as watch:
-        run = run_program(program, script.schedule, hooks=(install(watch),))
+        run = run_program(program, script.schedule, hooks=(install(watch), versions.install))
     if program.refusal is not None:
         raise program.refusal
     waits = [finding for finding in watch.findings if finding.code != FULL_QUEUE]
-    return _outcome(program, (*run.findings, *waits), run)
+    return _outcome(program, (*run.findings, *waits), run, versions)
 
 
 class _Program:
@@ -205,12 +207,15 @@ class _Looking:
         return found
 
 
-def _outcome(program: _Program, findings: tuple[Finding, ...], run: Run | None) -> CaseOutcome:
+def _outcome(
+    program: _Program, findings: tuple[Finding, ...], run: Run | None = None, versions: HostVersions | None = None
+) -> CaseOutcome:
     trace, tally = program.trace, Tally()
     if program.recorder is not None:
         judge = judge_of(program.script.model, bool(program.script.settings.get("grammars")))
         tally = judge.judge(program.workload, trace, program.recorder.reports, program.recorder.prompts)
-    found = [*_of_trace(trace), *map(_of_finding, findings), *_broken(trace), *_crashes(trace, run)]
+    versions = versions or HostVersions()
+    found = [*_of_trace(trace), *map(_of_finding, findings), *_stale(versions), *_broken(trace), *_crashes(trace, run)]
     found += map(_of_words, tally.failures)
     if program.recorder is not None:
         found += [_of_words(f"request {name}: {fault}") for name, fault in program.recorder.faults.items()]
@@ -218,7 +223,7 @@ def _outcome(program: _Program, findings: tuple[Finding, ...], run: Run | None) 
         failures=_each_once(found),
         steps=len(trace.steps),
         tally=tally,
-        counts=_counts(program, run),
+        counts={**_counts(program), "host versions read": versions.compared},
         results=trace.results,
         streams=run.streams if run else 0,
         moments=run.recorder.moments if run else 0,
@@ -232,7 +237,7 @@ def _each_once(found: Sequence[Failure]) -> tuple[Failure, ...]:
     return tuple(sorted(first.values(), key=lambda failure: failure.distance))
 
 
-def _counts(program: _Program, run: Run | None) -> dict[str, int]:
+def _counts(program: _Program) -> dict[str, int]:
     trace = program.trace
     steps = trace.steps
     return {
@@ -280,6 +285,12 @@ def _of_finding(finding: Finding) -> Failure:
     places = [f"{site.file}:{site.line} ({site.function})" for site in (*finding.where[:1], *finding.other[:1])]
     text = f"{finding.code} {finding.title} {' and '.join(places)} {dict(finding.evidence)}"
     return Failure(f"{finding.code} {identity(finding)}", text[:1000], 1)
+
+
+def _stale(versions: HostVersions) -> Iterator[Failure]:
+    """What a race did in this schedule; the race itself comes first, if it was seen."""
+    for read in versions.stale:
+        yield Failure(f"stale read by {read.name}", str(read), 1)
 
 
 def _of_words(text: str) -> Failure:

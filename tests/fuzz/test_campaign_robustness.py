@@ -107,9 +107,9 @@ print(written)
 """
 
 
-def _small_disk(folder, command):
-    """A command with a disk of 64 KB at a folder, in a name space of its own, which nobody else sees."""
-    mounted = f'mount -t tmpfs -o size=64k none "{folder}" && exec "$@"'
+def _small_disk(folder, command, size="64k"):
+    """A command with a small disk at a folder, in a name space of its own, which nobody else sees."""
+    mounted = f'mount -t tmpfs -o size={size} none "{folder}" && exec "$@"'
     return ["unshare", "--mount", "--map-root-user", "sh", "-c", mounted, "sh", *command]
 
 
@@ -119,11 +119,14 @@ def _may_mount(folder):
     return subprocess.run(_small_disk(folder, ["true"]), capture_output=True, check=False).returncode == 0
 
 
+def _may_mount(folder):
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run(_small_disk(folder, ["true"]), capture_output=True, check=False).returncode == 0
+
+
 def test_a_full_disk_holds_whole_files_only(tmp_path):
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run(_small_disk(tmp_path, ["true"]), capture_output=True).returncode
-    ):
+    if not _may_mount(tmp_path):
         pytest.skip("this machine does not allow file systems of one's own")
     command = _small_disk(tmp_path, [sys.executable, "-c", _FILL, str(tmp_path)])
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -135,7 +138,8 @@ def test_a_full_disk_holds_whole_files_only(tmp_path):
 def test_a_real_campaign_survives_the_end_of_its_driver_and_a_full_disk(tmp_path):
     folder = tmp_path / "campaign"
     target = ["mrv2.fuzz.mutants:position_off_by_one", "--models", "tiny", "--schedule", "cpu"]
-    start = [sys.executable, "-m", "mrv2.ci.command", "fuzz", *target, "--db", str(folder)]
+    command = "import sys; from mrv2.ci.command.app import main; sys.exit(main())"
+    start = [sys.executable, "-c", command, "fuzz", *target, "--db", str(folder)]
     driver = subprocess.Popen([*start, "--time", "1h"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not list(folder.glob("findings/*.json")):
         assert driver.poll() is None
@@ -149,8 +153,8 @@ def test_a_real_campaign_survives_the_end_of_its_driver_and_a_full_disk(tmp_path
     assert all(case["minimised"] for case in after.values())
     small = tmp_path / "small"
     small.mkdir()
-    command = [*start[:-1], str(small), "--cases", "20"]
-    full = subprocess.run(_small_disk(small, command), capture_output=True, text=True, check=False)
+    command = _small_disk(small, [*start[:-1], str(small), "--cases", "20"], "16k")
+    full = subprocess.run(command, capture_output=True, text=True, check=False)
     assert full.returncode == 2 and "No space left on device" in full.stdout + full.stderr
 
 
