@@ -18,10 +18,12 @@ from mrv2.ci.report.outcome import ReportedFinding
 
 from .environment import describe
 from .shared import DebugOption, JsonOption, exit_code, guarded, output
+from .trace_analyze import analyze
 from .trace_count import count
 
 trace = typer.Typer(help="Work on a recorded run, or count what its steps do.", no_args_is_help=True)
 trace.command()(count)
+trace.command()(analyze)
 
 
 @trace.command()

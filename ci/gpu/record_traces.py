@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from mrv2.ci.command.kernels import compiled_kernels
 from mrv2.refrunner.api import SamplingParams
@@ -79,7 +79,12 @@ def record_decode(
         engine.add(f"r{number}", tuple(range(1 + number, 9 + number)), SamplingParams(max_tokens=64))
     for _ in range(WARM_STEPS):
         engine.advance()
-    _record(path, lambda: [engine.advance() for _ in range(STEPS)])
+
+    def run() -> None:
+        for _ in range(STEPS):
+            engine.advance()
+
+    _record(path, run)
     engine.close()
     return {"steps": STEPS, "annotated": True}
 
@@ -95,7 +100,12 @@ def record_arrivals(path: Path, device: str) -> Facts:
 
     for number in range(WARM_STEPS):
         arrive(number)
-    _record(path, lambda: [arrive(number) for number in range(WARM_STEPS, WARM_STEPS + STEPS)])
+
+    def run() -> None:
+        for number in range(WARM_STEPS, WARM_STEPS + STEPS):
+            arrive(number)
+
+    _record(path, run)
     engine.close()
     return {"steps": STEPS, "annotated": True}
 
@@ -113,13 +123,12 @@ def record_ordinary(path: Path, device: str, *, marked: bool = False) -> Facts:
             hidden = hidden / hidden.max()
         hidden[:16].cpu()
 
-    def run(profiler: profile | None) -> None:
+    def run() -> None:
         for number in range(STEPS):
-            step(number)
-            if profiler is not None and marked:
-                profiler.step()
+            with record_function("step") if marked else nullcontext():
+                step(number)
 
-    run(None)
+    run()
     _record(path, run, with_stack=True)
     return {
         "steps": STEPS, "annotated": marked, "items per step": 1, "pageable uploads per step": 1,
@@ -140,13 +149,13 @@ def _engine(device: str, model: LlamaConfig, dtype: str, make: Callable[..., Any
     return Engine(make(config, model, weights), config)
 
 
-def _record(path: Path, run: Callable[..., object], *, with_stack: bool = False) -> None:
+def _record(path: Path, run: Callable[[], None], *, with_stack: bool = False) -> None:
     """Profile a function and write what an analyzer needs of the trace; the profiler warms up on nothing first."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     with profile(activities=activities):
         pass
     with profile(activities=activities, with_stack=with_stack) as profiler:
-        run(profiler) if with_stack else run()
+        run()
     with TemporaryDirectory() as folder:
         whole = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(whole))

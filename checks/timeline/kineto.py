@@ -1,0 +1,109 @@
+"""A Chrome trace, as torch.profiler (Kineto) writes it on CUDA and ROCm, as records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from .json_stream import EventStream
+from .records import DeviceKind, DeviceWork, Frame, HostCall, HostRange, Record, copy_kind, is_runtime_call
+
+#: Categories, in lower case; Kineto of torch 1.8 wrote some of them otherwise.
+_KERNELS, _COPIES, _FILLS = {"kernel"}, {"gpu_memcpy", "memcpy"}, {"gpu_memset", "memset"}
+_CALLS = {"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "runtime", "driver"}
+_RANGES, _FRAMES = {"user_annotation"}, {"cpu_op", "operator", "python_function"}
+_NANOSECONDS = 1000  # in the trace's unit, whatever its displayTimeUnit
+
+
+class KinetoSource:
+    """See :class:`~.records.Source`."""
+
+    format = "Chrome trace"
+
+    def __init__(self, path: Path) -> None:
+        self._stream = EventStream(path)
+        self._names: dict[str, int] = {}
+
+    @property
+    def cut(self) -> str | None:
+        """Where the file ends too early."""
+        return self._stream.cut
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Rank and world size, if it says so."""
+        said = self._stream.header.get("distributedInfo")
+        known: dict[str, Any] = said if isinstance(said, dict) else {}
+        return {name: str(known[name]) for name in ("rank", "world_size") if name in known}
+
+    def records(self) -> Iterator[Record]:
+        """All records; pairs of begin and end count as one, at the end.
+
+        Raises:
+            CheckError: the file is no trace, or damaged.
+        """
+        begun: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+        for event in self._stream.events():
+            phase, thread = event.get("ph"), (event.get("pid"), event.get("tid"))
+            if phase == "B":
+                begun.setdefault(thread, []).append(event)
+                continue
+            if phase == "E" and begun.get(thread):
+                first = begun[thread].pop()
+                event = {**first, "dur": _number(event.get("ts")) - _number(first.get("ts"))}
+            elif phase != "X":
+                continue
+            record = self._record(event)
+            if record is not None:
+                yield record
+
+    def _record(self, event: Mapping[str, Any]) -> Record | None:
+        start, length = _number(event.get("ts")), _number(event.get("dur"))
+        if not (isfinite(start) and isfinite(length)) or length < 0:
+            return None
+        begin, name = round(start * _NANOSECONDS), str(event.get("name", ""))
+        end, category = begin + round(length * _NANOSECONDS), str(event.get("cat", "")).lower()
+        said = event.get("args")
+        arguments: Mapping[str, Any] = said if isinstance(said, dict) else {}
+        if category in _KERNELS or category in _COPIES or category in _FILLS:
+            return self._device_work(begin, end, name, category, arguments, event)
+        process, thread = self._identity(event.get("pid")), self._identity(event.get("tid"))
+        if category in _CALLS or (category not in _FRAMES and is_runtime_call(name)):
+            return HostCall(begin, end, process, thread, name, _whole(arguments.get("correlation")))
+        if category in _RANGES:
+            return HostRange(begin, end, process, thread, name)
+        return Frame(begin, end, process, thread, name) if category in _FRAMES else None
+
+    def _device_work(
+        self, begin: int, end: int, name: str, category: str, arguments: Mapping[str, Any], event: Mapping[str, Any]
+    ) -> DeviceWork:
+        device = self._identity(arguments.get("device", event.get("pid")))
+        stream, correlation = self._identity(arguments.get("stream", event.get("tid"))), arguments.get("correlation")
+        kind, pageable = DeviceKind.KERNEL, None
+        if category in _COPIES:
+            kind, pageable = copy_kind(name)
+        elif category in _FILLS:
+            kind = DeviceKind.FILL
+        size = _whole(arguments.get("bytes"))
+        return DeviceWork(begin, end, device, stream, kind, name, _whole(correlation), size, pageable)
+
+    def _identity(self, value: object) -> int:
+        """A number for whatever names a process, thread, device or stream."""
+        try:
+            return int(str(value))
+        except ValueError:
+            return self._names.setdefault(str(value), -1 - len(self._names))
+
+
+def _number(value: object) -> float:
+    """A time; not a number if it is none."""
+    try:
+        return float(str(value)) if value is not None else float("nan")
+    except ValueError:
+        return float("nan")
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0

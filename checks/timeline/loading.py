@@ -1,0 +1,144 @@
+"""A trace in memory: what the device did, calls that matter, ranges that the program named; no single operators.
+
+Of a trace of hundreds of megabytes most are operators and Python functions. They are left in the file, which is read a
+second time for those few that were running at moments in question (:mod:`.moments`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..errors import CheckError
+from .kineto import KinetoSource
+from .nsight import MAGIC, NsightSource
+from .records import (
+    DeviceWork,
+    Frame,
+    HostCall,
+    HostRange,
+    Source,
+    launches,
+    moves_memory,
+    waits_for,
+)
+
+
+@dataclass
+class Timeline:
+    """What one trace holds; all lists by their begin.
+
+    Attributes:
+        path: of the file.
+        source: reads it again.
+        work: of all devices.
+        calls: launches, copies and waits.
+        ranges: that the program named.
+        num_frames: operators and Python functions, which were not kept.
+        num_calls: all calls of the runtime.
+    """
+
+    path: Path
+    source: Source
+    work: list[DeviceWork] = field(default_factory=list)
+    calls: list[HostCall] = field(default_factory=list)
+    ranges: list[HostRange] = field(default_factory=list)
+    num_frames: int = 0
+    num_calls: int = 0
+
+    @property
+    def is_amd(self) -> bool:
+        """Whether its calls are those of HIP."""
+        return any(call.name.startswith("hip") for call in self.calls[:100])
+
+
+def load(path: Path) -> Timeline:
+    """Read a trace once.
+
+    Raises:
+        CheckError: it cannot be read, is of no known format, is damaged, or holds nothing.
+    """
+    source = source_of(path)
+    timeline, devices = Timeline(path, source), Counter[int]()
+    for record in source.records():
+        if isinstance(record, DeviceWork):
+            timeline.work.append(record._replace(name=sys.intern(record.name)))
+            devices[record.device] += 1
+        elif isinstance(record, HostCall):
+            timeline.num_calls += 1
+            if launches(record.name) or moves_memory(record.name) or waits_for(record.name):
+                timeline.calls.append(record._replace(name=sys.intern(record.name)))
+        elif isinstance(record, HostRange):
+            timeline.ranges.append(record._replace(name=sys.intern(record.name)))
+        else:
+            timeline.num_frames += isinstance(record, Frame)
+    if not (timeline.work or timeline.calls or timeline.ranges or timeline.num_frames):
+        raise CheckError(
+            f"trace {path}",
+            source.cut or "it holds no event with a time",
+            "nothing can be said about what was not recorded",
+            "a trace of a few steps, written by export_chrome_trace of torch.profiler.profile",
+        )
+    timeline.work.sort()
+    timeline.calls.sort()
+    timeline.ranges.sort(key=lambda one: (one.start, -one.end))
+    return timeline
+
+
+def source_of(path: Path) -> Source:
+    """What reads a file, by how it begins.
+
+    Raises:
+        CheckError: there is no such file.
+    """
+    try:
+        with path.open("rb") as file:
+            begin = file.read(len(MAGIC))
+    except OSError as error:
+        raise CheckError(
+            f"trace {path}",
+            f"the file must be readable: {error.strerror}",
+            "there is nothing to analyse without it",
+            "the path of an existing file",
+        ) from error
+    return NsightSource(path) if begin == MAGIC else KinetoSource(path)
+
+
+class Launches:
+    """Which call launched what.
+
+    Args:
+        timeline: a trace.
+
+    Raises:
+        CheckError: two processes have calls of one number, and the device's work does not say whose it is.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._calls: dict[tuple[int, int], HostCall] = {}
+        self._processes: dict[int, int] = {}
+        wanted = {work.correlation for work in timeline.work if work.process is None}
+        for call in timeline.calls:
+            # A call of the runtime and one of the driver within it have one number; the outer one begins first.
+            self._calls.setdefault((call.process, call.correlation), call)
+            owner = self._processes.setdefault(call.correlation, call.process)
+            if owner != call.process and call.correlation and call.correlation in wanted:
+                raise _merged(timeline, sorted({one.process for one in timeline.calls}))
+
+    def of(self, work: DeviceWork) -> HostCall | None:
+        """The call behind some work; None if the trace does not hold it."""
+        if not work.correlation:
+            return None
+        process = self._processes.get(work.correlation) if work.process is None else work.process
+        return None if process is None else self._calls.get((process, work.correlation))
+
+
+def _merged(timeline: Timeline, processes: list[int]) -> CheckError:
+    return CheckError(
+        f"trace {timeline.path}",
+        f"it holds calls of the processes {', '.join(map(str, processes[:8]))} under the same numbers",
+        "a number of a call is unique in one process only, so nobody can say which of them launched a kernel",
+        "the trace of each rank in a file of its own, as torch.profiler writes it",
+    )

@@ -1,0 +1,109 @@
+"""mrv2 trace analyze: text, JSON, a page; what is cut, has no device, or is no trace."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from mrv2.ci.command.app import app
+from mrv2.ci.report.json_report import first_fault
+from mrv2.ci.report.timeline_text import SCREEN
+
+TRACES = Path(__file__).parents[1] / "checks" / "timeline" / "traces"
+
+
+def mrv2(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["trace", "analyze", *map(str, arguments)])
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in TRACES.glob("*.json.gz")))
+def test_the_first_screen(name: str) -> None:
+    done = mrv2(TRACES / name)
+    assert done.exit_code == 0
+    first, _, rest = done.stdout.partition("\n\n")
+    assert len(first.splitlines()) <= SCREEN
+    assert first.startswith("Chrome trace; steps: 6, by ")
+    assert "waits of the host, longest together first:" in rest and "bubbles, the longest 20 of " in rest
+
+
+def test_a_wait_is_shown_with_its_place() -> None:
+    done = mrv2(TRACES / "ordinary.json.gz")
+    assert "wait: 6 x cudaStreamSynchronize (stream) in 6 steps, 48.3 µs together" in done.stdout
+    assert "      aten::item\n      mrv2/ci/gpu/record_traces.py(108): step\n" in done.stdout
+    assert "copies of pageable memory: 12 in all steps, 25559040 bytes" in done.stdout
+
+
+def test_json_report() -> None:
+    mrv2(TRACES / "v2_06b.json.gz", "--json", "out.json", "--bubble-us", "1000")
+    report = json.loads(Path("out.json").read_text())
+    assert first_fault(report) is None
+    assert (report["command"], report["verdict"], report["findings"]) == ("trace-analyze", None, [])
+    metrics = report["metrics"]
+    assert (len(metrics["steps"]), metrics["steps_found_by"]) == (6, "ranges mrv2.step")
+    assert metrics["devices"][0]["idle_share_in_gaps_over_5us"] == pytest.approx(0.654, abs=0.001)
+    assert all(bubble["length_us"] > 1000 for bubble in metrics["bubbles"])
+    assert metrics["num_bubbles"] == len(metrics["bubbles"]) > 0
+    assert metrics["trace"]["file"] == "v2_06b.json.gz"
+
+
+def test_fields_of_the_json_are_documented() -> None:
+    mrv2(TRACES / "ordinary.json.gz", "--json", "out.json")
+    page = (Path(__file__).parents[2] / "checks" / "timeline" / "README.md").read_text()
+    metrics = json.loads(Path("out.json").read_text())["metrics"]
+    names = {*metrics, *metrics["steps"][0], *metrics["devices"][0], *metrics["waits"][0], *metrics["bubbles"][0]}
+    assert not [name for name in sorted(names) if f"`{name}`" not in page]
+
+
+def test_the_page_has_a_picture_of_host_and_streams() -> None:
+    mrv2(TRACES / "v2_06b.json.gz", "--html", "out.html")
+    page = Path("out.html").read_text()
+    picture = ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+    space = "{http://www.w3.org/2000/svg}"
+    texts = [text.text for text in picture.iter(f"{space}text")]
+    assert texts[:3] == ["host", "GPU 0 stream 7", "GPU 0 stream 25"]
+    assert [text for text in texts if text and text.startswith("step")] == ["step 1", "step 2", "step 3", "step 4"]
+    width = float(str(picture.get("viewBox")).split()[2])
+    boxes = [(float(str(box.get("x"))), float(str(box.get("width")))) for box in picture.iter(f"{space}rect")]
+    assert boxes and all(left >= 0 and left + wide <= width + 1 for left, wide in boxes)
+    assert "<script" not in page and "http" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_a_cut_trace_is_inconclusive_and_says_how_far_it_goes() -> None:
+    whole = (TRACES / "v2_tiny.json.gz").read_bytes()
+    Path("cut.json.gz").write_bytes(whole[: len(whole) // 2])
+    done = mrv2("cut.json.gz")
+    assert done.exit_code == 3
+    assert "warning: the compressed data end early or are damaged" in done.stdout
+    assert "events from its beginning; what is said holds for what was read" in done.stdout
+
+
+def test_a_trace_of_the_host_alone_is_inconclusive() -> None:
+    event = {"ph": "X", "cat": "user_annotation", "name": "mrv2.step", "ts": 1, "dur": 5, "pid": 1, "tid": 1}
+    Path("host.json").write_text(json.dumps({"traceEvents": [event]}))
+    done = mrv2("host.json", "--html", "out.html")
+    assert done.exit_code == 3
+    assert "was only the CPU recorded?" in done.stdout and Path("out.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [("", "it is empty"), ('{"traceEvents": []}', "no event with a time"), ("hello", "begins with 'h'")],
+)
+def test_what_is_no_trace_is_named_in_four_parts(content: str, told: str) -> None:
+    Path("trace.json").write_text(content)
+    done = mrv2("trace.json")
+    assert done.exit_code == 2
+    assert "error: trace trace.json" in done.stderr and told in done.stderr
+    assert all(part in done.stderr for part in ("rule ", "why ", "instead "))
+
+
+def test_a_threshold_that_is_none() -> None:
+    done = mrv2(TRACES / "ordinary.json.gz", "--bubble-us", "nan")
+    assert (done.exit_code, "it is a time of 0 µs or more" in done.stderr) == (2, True)
