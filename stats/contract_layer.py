@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mrv2.checks.findings import JSON
 
+from .errors import ArgumentError
 from .layers import AuditPlan, LayerResult, LayerTest, Progress, exact_test, unasked_test, unless_cut
 from .targets import SamplerTarget, is_keyed
 
@@ -37,7 +39,7 @@ class ContractLayer:
         """See :class:`mrv2.stats.layers.Layer`."""
         if not isinstance(target, SamplerTarget):
             return LayerResult(self.name, (), not_run="the target draws no tokens: it has no sample()")
-        caller = _Caller(target, progress)
+        caller = _Caller(target, plan, progress)
         tests: list[LayerTest] = []
         checks = {**_CHECKS, **(_KEYED_CHECKS if is_keyed(target) else {})}
         for name, check in checks.items():
@@ -65,15 +67,42 @@ class _BrokenCallError(Exception):
     """A call had no usable answer; the caller has counted it."""
 
 
+class _Call(Protocol):
+    """What a check calls."""
+
+    def __call__(
+        self,
+        logits: NDArray[np.float32],
+        temperature: NDArray[np.float32],
+        seeds: NDArray[np.uint64],
+        positions: NDArray[np.int64],
+        may_refuse: bool = False,
+    ) -> NDArray[np.int64]:
+        """Tokens int64 [N]."""
+        ...
+
+
 class _Caller:
     """Calls the target and judges the form of its answers: one id in [0, V) per row, and arguments left alone."""
 
-    def __init__(self, target: SamplerTarget, progress: Progress) -> None:
+    def __init__(self, target: SamplerTarget, plan: AuditPlan, progress: Progress) -> None:
         self.calls = 0
         self.broken = 0
         self.first: dict[str, JSON] = {}
         self._target = target
+        self._plan = plan
         self._progress = progress
+        self._check = ""
+        self._before = 0
+
+    def begin(self, check: str) -> None:
+        """The calls that follow are those of a check."""
+        self._check, self._before = check, self.calls
+
+    def again(self) -> str:
+        """How to make the arguments of the last call again."""
+        number, seed, size = self.calls - self._before, self._plan.seed, self._plan.vocab_size
+        return f"mrv2.stats.contract_layer.call_again({self._check!r}, {number}, seed={seed}, vocab_size={size})"
 
     def __call__(
         self,
@@ -114,7 +143,7 @@ class _Caller:
 
     def _fault(self, evidence: dict[str, JSON]) -> _BrokenCallError:
         self.broken += 1
-        self.first = self.first or evidence
+        self.first = self.first or {**evidence, "arguments": self.again()}
         return _BrokenCallError()
 
 
@@ -125,17 +154,19 @@ def _copied(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return logits.base.copy()[:, : logits.shape[1]]
 
 
-Check = Callable[[_Caller, AuditPlan, np.random.Generator], Iterator[_Case]]
+Check = Callable[[_Call, AuditPlan, np.random.Generator], Iterator[_Case]]
 
 
 def _tested(name: str, check: Check, caller: _Caller, plan: AuditPlan) -> LayerTest:
     checked = wrong = missing = 0
     evidence: Mapping[str, JSON] = {}
+    caller.begin(name)
     try:
         for case in check(caller, plan, plan.generator(name)):
             checked += case.rows
             wrong += case.wrong
-            evidence = evidence or (case.evidence if case.wrong else {})
+            if case.wrong and not evidence:
+                evidence = {**case.evidence, "arguments": caller.again()}
             if plan.time.over():
                 missing = 1  # or more: the cases are made as they are asked for
                 break
@@ -145,20 +176,72 @@ def _tested(name: str, check: Check, caller: _Caller, plan: AuditPlan) -> LayerT
     return unless_cut(exact_test(name, name, checked, wrong, "row", evidence), checked + missing)
 
 
+def call_again(check: str, number: int, seed: int, vocab_size: int) -> Arguments:
+    """The arguments of one call of this layer, to repeat it by hand: ``sampler.sample(*call_again(...))``.
+
+    Args:
+        check: name of what was asked.
+        number: of the call among those of the check, from 1.
+        seed: of the audit.
+        vocab_size: of the audit.
+
+    Returns:
+        logits float32 [N, V], temperature float32 [N], seeds uint64 [N] and positions int64 [N].
+
+    Raises:
+        ArgumentError: there is no such check, or it makes fewer calls.
+    """
+    checks = {**_CHECKS, **_KEYED_CHECKS}
+    recorder = _Recorder()
+    if check in checks:
+        plan = AuditPlan(vocab_size, seed)
+        for _ in checks[check](recorder, plan, plan.generator(check)):
+            pass
+    if not 1 <= number <= len(recorder.calls):
+        raise ArgumentError(
+            f"call {number} of check {check!r}",
+            f"a check exists and makes so many calls; this one makes {len(recorder.calls)}",
+            "a call that was never made cannot be repeated",
+            f"what an audit says under 'arguments'; the checks are {', '.join(checks)}",
+        )
+    return recorder.calls[number - 1]
+
+
+Arguments = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.uint64], NDArray[np.int64]]
+
+
+class _Recorder:
+    """Notes the arguments of each call and draws id 0; no check decides by what was drawn what it asks next."""
+
+    def __init__(self) -> None:
+        self.calls: list[Arguments] = []
+
+    def __call__(
+        self,
+        logits: NDArray[np.float32],
+        temperature: NDArray[np.float32],
+        seeds: NDArray[np.uint64],
+        positions: NDArray[np.int64],
+        may_refuse: bool = False,
+    ) -> NDArray[np.int64]:
+        self.calls.append((logits, temperature, seeds, positions))
+        return np.zeros(len(seeds), np.int64)
+
+
 # What is asked
 
 
-def _masked(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+def _masked(call: _Call, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
     """Most logits are -inf, in every block."""
     yield from _with_holes(call, plan, random, -np.inf)
 
 
-def _not_a_number(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+def _not_a_number(call: _Call, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
     """Most logits are NaN: they lose against every number."""
     yield from _with_holes(call, plan, random, np.nan)
 
 
-def _with_holes(call: _Caller, plan: AuditPlan, random: np.random.Generator, hole: float) -> Iterator[_Case]:
+def _with_holes(call: _Call, plan: AuditPlan, random: np.random.Generator, hole: float) -> Iterator[_Case]:
     for width in (129, plan.vocab_size):
         rows = random.normal(size=(8, width)).astype(np.float32)
         rows[:, random.random(width) < 0.9] = hole
@@ -169,7 +252,7 @@ def _with_holes(call: _Caller, plan: AuditPlan, random: np.random.Generator, hol
         yield _case(impossible, {"width": width}, tokens)
 
 
-def _one_left(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+def _one_left(call: _Call, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
     """One token has a finite logit, very low, so that whatever stands in for a masked one would win."""
     for width in _widths(plan):
         rows = np.full((4, width), -np.inf, np.float32)
@@ -178,7 +261,7 @@ def _one_left(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> It
         yield _case(tokens != width - 1, {"width": width, "expected": width - 1}, tokens)
 
 
-def _none_left(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+def _none_left(call: _Call, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
     """No token has a finite logit: an error of the target's, or an id of the vocabulary; the other row is drawn."""
     rows = np.full((3, 129), -np.inf, np.float32)
     rows[1] = np.nan
@@ -189,7 +272,7 @@ def _none_left(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> I
     yield _case(wrong, {"width": 129}, tokens)
 
 
-def _greedy(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+def _greedy(call: _Call, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
     """Temperature 0, with ties inside a block, across blocks and at the last id: the lowest id wins."""
     for width in _widths(plan):
         rows = random.normal(size=(4, width)).astype(np.float32)
@@ -201,7 +284,7 @@ def _greedy(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iter
         yield _case(tokens != rows.argmax(axis=1), {"width": width}, tokens, rows.argmax(axis=1))
 
 
-def _last_id(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+def _last_id(call: _Call, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
     """The last id leads by far: a block that is lost, or masked too early, draws another one."""
     for width in _widths(plan):
         rows = random.normal(size=(4, width)).astype(np.float32)
@@ -210,14 +293,14 @@ def _last_id(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Ite
         yield _case(tokens != width - 1, {"width": width, "expected": width - 1}, tokens)
 
 
-def _padding(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+def _padding(call: _Call, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
     """All logits are far below 0, which is what forgotten padding holds."""
     for width in _widths(plan):
         rows = (random.normal(size=(4, width)) - _FAVOURITE).astype(np.float32)
         yield _Case(len(call(rows, *_keys(random, 4))), 0)
 
 
-def _strides(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+def _strides(call: _Call, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
     """Rows of a wider table whose other columns would win."""
     for width in (129, 1025):
         table = random.normal(size=(6, 2 * width)).astype(np.float32)
@@ -228,7 +311,7 @@ def _strides(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Ite
         yield _case(view != alone, {"width": width, "stride": 2 * width}, view, alone)
 
 
-def _far_keys(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+def _far_keys(call: _Call, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
     """Seeds and positions at the ends of their ranges, temperatures far from 1."""
     rows = random.normal(size=(_LANES, 129)).astype(np.float32)
     temperature = np.resize(np.array([1e-3, 0.05, 1.0, 50.0], np.float32), _LANES)
@@ -240,14 +323,14 @@ def _far_keys(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> It
     yield _case(cold & (gaps > 0.05), {"width": 129, "temperature": 1e-3}, tokens, rows.argmax(axis=1))
 
 
-def _repeats(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+def _repeats(call: _Call, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
     """The same call twice."""
     rows, keys = random.normal(size=(_LANES, 1025)).astype(np.float32), _keys(random, _LANES)
     first, again = call(rows, *keys), call(rows, *keys)
     yield _case(first != again, {"width": 1025}, again, first)
 
 
-def _order_of_batch(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+def _order_of_batch(call: _Call, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
     """The rows of a call in another order."""
     for width in (129, 2053):
         rows, keys = random.normal(size=(_LANES, width)).astype(np.float32), _keys(random, _LANES)
@@ -256,7 +339,7 @@ def _order_of_batch(call: _Caller, plan: AuditPlan, random: np.random.Generator)
         yield _case(moved != first[order], _key_of(keys, order, moved != first[order], width), moved, first[order])
 
 
-def _company(call: _Caller, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
+def _company(call: _Call, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
     """Rows alone, in pairs, and at the end of a batch of others."""
     rows, keys = random.normal(size=(_LANES, 1025)).astype(np.float32), _keys(random, _LANES)
     together = call(rows, *keys)

@@ -53,7 +53,8 @@ def float32_words(bits: int, start: int, stop: int) -> NDArray[np.uint64]:
 def _numbers(places: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Numbers of 24 bits each by itself, then those whose leading 24 bits vary and whose others are 0."""
     octave = np.maximum(places >> np.uint64(_SIGNIFICAND - 1), np.uint64(1)) - np.uint64(1)
-    return (places - octave * np.uint64(_OCTAVE)) << octave
+    numbers: NDArray[np.uint64] = (places - octave * np.uint64(_OCTAVE)) << octave
+    return numbers
 
 
 def enumerate_float32(transform: Transform, bits: int, share: tuple[int, int] = (0, 1)) -> TransformErrors:

@@ -197,11 +197,19 @@ def _test(width: Width, plan: AuditPlan, count: int, cases: Sequence[Case], ambi
     return LayerTest(width.name, result, True, "share of changed draws", width.must_see, could_see, needed, evidence)
 
 
+def _logits_again(case: Case) -> str:
+    """How to make the row of a case again."""
+    rows = rows_of(case.logits.size)
+    place = next(place for place, row in enumerate(rows) if np.array_equal(row.logits, case.logits))
+    return f"mrv2.stats.replay_layer.rows_of({case.logits.size})[{place}].logits"
+
+
 def example(case: Case) -> dict[str, JSON]:
     """A draw that differs, for a report."""
     mismatch = case.mismatch
     return {
         "vocab_size": case.logits.size,
+        "logits": _logits_again(case),
         "temperature": round(case.temperature, 6),
         "seed": mismatch.seed,
         "position": mismatch.position,

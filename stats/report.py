@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from mrv2.checks.findings import RunVerdict
@@ -24,15 +24,16 @@ WIDTH = 112
 NARROWEST = 40  # narrower terminals have to fold lines by themselves
 _MISSED = 8  # lines for what could have been missed
 _NAMED = 3  # examples of a list
-_PLAIN = {
+#: What each layer asks, in plain words, in the order in which they run.
+PLAIN = {
     "contract": "ids, masks, greedy draws, batches",
     "noise": "the random bits behind each token",
     "replay": "draws recomputed one by one",
     "filters": "top-k, top-p, min-p at their threshold",
-    "distribution": "how often tokens come",
-    "speculative": "drafts accepted and replaced",
     "logprobs": "reported log-probabilities",
-    "evidence": "draws of all nights together",
+    "speculative": "drafts accepted and replaced",
+    "distribution": "how often tokens come",
+    "evidence": "draws of all nights together (with --ledger)",
 }
 
 
@@ -46,9 +47,9 @@ def screen(report: AuditReport, width: int = WIDTH) -> list[str]:
     """
     page = _Page(max(NARROWEST, min(width, WIDTH)))
     head = page.wrapped(f"SAMPLER AUDIT of {report.target}: {report.verdict.value.upper()}")
-    head += page.wrapped(_meaning(report), "  ")
-    ran = ["", *page.wrapped(_what_ran(report)), *_layer_lines(report, page), "Could have been missed:"]
-    last = page.wrapped(_next_step(report))
+    head += page.wrapped(meaning(report), "  ")
+    ran = ["", *page.wrapped(what_ran(report)), *_layer_lines(report, page), "Could have been missed:"]
+    last = page.wrapped(next_step(report))
     causes = _told_causes(report, page, LINES - len(head) - len(ran) - len(last) - 2)
     missed = _told_missed(report, page, LINES - len(head) - len(ran) - len(last) - len(causes))
     return [*head, *causes, *ran, *missed, *last]
@@ -72,7 +73,8 @@ def _told_causes(report: AuditReport, page: _Page, room: int) -> list[str]:
     lines: list[str] = []
     for index, cause in enumerate(report.causes[:2]):
         first = "Likely cause" if index == 0 else "Also"
-        told = page.wrapped(f"{first}: {cause.kind}. {cause.detail}.", "  ", "    ")
+        detail = cause.detail[:1].upper() + cause.detail[1:]
+        told = page.wrapped(f"{first}: {cause.kind}. {detail}.", "  ", "    ")
         told += page.wrapped(f"To repair: {cause.remedy}.", "  ", "    ")
         if index == 0 or len(lines) + len(told) <= room:
             lines += told
@@ -101,16 +103,24 @@ def could_have_missed(report: AuditReport) -> list[str]:
 def _not_tested(report: AuditReport) -> Iterator[str]:
     """Layers that asked nothing; those with the same reason together."""
     reasons = {result.layer: result.not_run for result in report.audit.results}
-    known = [layer for layer in _PLAIN if layer != "evidence" or report.settings.ledger]
-    reasons = {layer: reasons.get(layer, "they were left out") for layer in known}
+    known = [layer for layer in PLAIN if layer != "evidence" or report.settings.ledger]
+    reasons = {layer: reasons.get(layer, _LEFT_OUT) for layer in known}
+    lacking = [layer for layer in known if reasons[layer].startswith("the target")]
+    if len(lacking) > 1:
+        yield f"not tested, because the sampler does not offer what they ask for: {', '.join(lacking)}"
+        reasons.update(dict.fromkeys(lacking, ""))
     for reason in dict.fromkeys(reasons.values()):
         layers = [layer for layer in known if reasons[layer] == reason]
         if reason and reason != NO_TIME:
-            told = f"{layers[0]} ({_PLAIN[layers[0]]})" if len(layers) == 1 else ", ".join(layers)
+            told = f"{layers[0]} ({PLAIN[layers[0]]})" if len(layers) == 1 else ", ".join(layers)
             yield f"not tested: {told}; {reason}"
 
 
-def _meaning(report: AuditReport) -> str:
+_LEFT_OUT = "left out by --layers"
+
+
+def meaning(report: AuditReport) -> str:
+    """The verdict in plain words."""
     once = f"once in {round(1 / report.settings.alpha):,} audits at most"
     failed, short = report.audit.decision.failed, _short_tests(report)
     if report.verdict is RunVerdict.FAIL:
@@ -127,7 +137,7 @@ def _meaning(report: AuditReport) -> str:
     return f"No fault was found, and every test had the draws it needs. A correct sampler would fail {once}."
 
 
-def _what_ran(report: AuditReport) -> str:
+def what_ran(report: AuditReport) -> str:
     """Draws, seconds, and the widest rows of each layer, for what is true of wide rows need not be of narrow ones."""
     settings, widths = report.settings, {result.layer: result.width for result in report.audit.results if result.width}
     told = [
@@ -142,9 +152,16 @@ def _what_ran(report: AuditReport) -> str:
 
 
 def _layer_lines(report: AuditReport, page: _Page) -> Iterator[str]:
-    for result in report.audit.results:
-        what = f"{_PLAIN[result.layer]}{_weight(result)}"
-        yield from page.wrapped(what, f"  {result.layer:<13}{_answer(report, result):<15}", " " * 30)
+    for layer, answer, what in layer_answers(report):
+        yield from page.wrapped(what, f"  {layer:<13}{answer:<15}", " " * 30)
+
+
+def layer_answers(report: AuditReport) -> list[tuple[str, str, str]]:
+    """Name, answer and what was asked, of each layer."""
+    return [
+        (result.layer, _answer(report, result), f"{PLAIN[result.layer]}{_weight(result)}")
+        for result in report.audit.results
+    ]
 
 
 def _answer(report: AuditReport, result: LayerResult) -> str:
@@ -188,9 +205,11 @@ def _late(report: AuditReport) -> Iterator[str]:
     if names:
         yield f"all that {', '.join(names)} would have shown: {NO_TIME}"
     for result in report.audit.results:
-        cut = [test.name for test in result.tests if test.cut and test.part not in result.draws]
-        if cut and result.layer != "distribution":
-            yield f"{result.layer} was cut when time was over, before or within {len(cut)} tests: {_some(cut)}"
+        # Rows that were not drawn at all are told apart, with those that were left out from the start.
+        cut = [test for test in result.tests if test.cut and (test.result.draws or result.layer != "distribution")]
+        parts = dict.fromkeys(test.name if result.layer == "noise" else test.part for test in cut)
+        if parts:
+            yield f"what {result.layer} did not come to ask before its time was over: {_some(list(parts))}"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -205,7 +224,8 @@ def _short_tests(report: AuditReport) -> list[JudgedTest]:
 
 def _short(report: AuditReport) -> Iterator[str]:
     """Tests without the draws for what they must see; tails in words."""
-    tests = [test for test in _short_tests(report) if test.layer == "distribution" or not test.first.cut]
+    cut = {(test.layer, test.first.part) for test in report.audit.decision.tests if test.first.cut}
+    tests = [test for test in _short_tests(report) if test.layer == "distribution" or not _is_cut(test, cut)]
     tails = sorted(gap for test in tests if (gap := _gap(test)) is not None)
     if tails:
         yield f"rare tokens, {tails[0]:g} nats and more below the best ({rarity(tails[0])} less likely): too few drawn"
@@ -214,14 +234,25 @@ def _short(report: AuditReport) -> Iterator[str]:
     if rows:
         yield f"whatever {len(rows)} kinds of rows or keys would show that there was no time to draw: {_some(rows)}"
     for test in others:
-        if test.first.result.draws and not (test.first.exact and test.first.cut):
-            seen = test.first.could_see
-            yield f"{test.first.name}: " + (
-                f"a {test.first.unit} below {seen:.2g}" if math.isfinite(seen) else "anything"
-            )
+        if test.first.result.draws and not _is_cut(test, cut):
+            yield f"{test.first.name}: {_below(test)}"
     unsure = [test.first.name for test in report.audit.decision.tests if _unconfirmed(test)]
     if unsure:
         yield f"what looked odd, and had no second look with all its draws: {_some(unsure)}"
+
+
+def _is_cut(test: JudgedTest, cut: Collection[tuple[str, str]]) -> bool:
+    return (test.layer, test.first.part) in cut
+
+
+def _below(test: JudgedTest) -> str:
+    """The errors that a test could not see, in plain words."""
+    seen, unit = test.first.could_see, test.first.unit
+    if not math.isfinite(seen):
+        return "anything"
+    if unit == "discrepancy":
+        return f"shares that are off by less than {seen:.1%} on the whole"
+    return f"a {unit} below {seen:.2g}"
 
 
 def _unconfirmed(test: JudgedTest) -> bool:
@@ -261,11 +292,12 @@ def _is_tail(test: JudgedTest) -> bool:
     return "gap" in test.first.evidence
 
 
-def _next_step(report: AuditReport) -> str:
+def next_step(report: AuditReport) -> str:
+    """What to do now."""
     steps = {
         RunVerdict.PASS: "Next: nothing. A longer run (--profile nightly) sees smaller faults.",
         RunVerdict.SUSPICIOUS: "Next: run again with another --seed; a real fault comes back.",
-        RunVerdict.FAIL: "Next: repair the cause and run again with the same seed; --html FILE shows the draws.",
+        RunVerdict.FAIL: "Next: repair the cause and run again with the same seed; --html FILE shows what was drawn.",
         RunVerdict.INCONCLUSIVE: "Next: give it more time (--time 10m), or draw on a GPU; then it passes or fails.",
     }
     return steps[report.verdict]

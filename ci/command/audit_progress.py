@@ -49,7 +49,7 @@ class Evidence:
     def line(self) -> str:
         """All of it in one line."""
         broken = f", {self.broken} rules broken" if self.broken else ""
-        return f"{self.draws:,} draws, {self.tests} tests, smallest p {self.smallest:.1e}{broken}"
+        return f"{self.draws:,} draws, {self.tests} tests, smallest p {self.smallest:.2g}{broken}"
 
     def _show(self) -> None:
         if self.bars is not None:

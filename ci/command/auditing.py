@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import inspect
 import re
@@ -19,10 +20,11 @@ from mrv2.ci.report.audit_json import coverage_of, findings_of, metrics_of
 from mrv2.ci.report.json_report import Report, check_destination, write_report
 from mrv2.ci.report.outcome import ReportedFinding
 from mrv2.ci.report.problem import InputError, four_parts
-from mrv2.fuzz.targets.audited import NAMED
+from mrv2.fuzz.targets.audited import NAMED, PLANTED_PREFIX
 from mrv2.fuzz.targets.plain_samplers import CallableSampler
-from mrv2.stats.audit import LAYERS, VOCAB_SIZE, AuditReport, Settings, audit, settings
+from mrv2.stats.audit import VOCAB_SIZE, AuditReport, Settings, audit, settings
 from mrv2.stats.planted.faults import PLANTED, Planted
+from mrv2.stats.report import PLAIN, WIDTH
 from mrv2.stats.report import screen as first_screen
 from mrv2.stats.targets import SamplerTarget
 
@@ -30,7 +32,7 @@ from .audit_progress import watched
 from .environment import describe
 from .kernels import compiled_kernels
 from .shared import exit_code, notes, output
-from .targets import importable, resolve_object
+from .targets import importable, or_meant, resolve_object
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 NAMED_RIGHTLY = 12  # of the fourteen causes
@@ -78,11 +80,21 @@ def seconds_of(text: str) -> float:
 
 
 def show_names() -> None:
-    """Print the samplers that have names, and the layers."""
+    """Print the samplers that have names, and the layers, with what each is."""
+    known = {name: named.about for name, named in NAMED.items() if not name.startswith(PLANTED_PREFIX)}
+    planted = {f"'{name}'": named.about for name, named in NAMED.items() if name.startswith(PLANTED_PREFIX)}
+    parts = (
+        ("Samplers with a name, for mrv2 audit NAME:", known),
+        ("A correct sampler with a planted fault, to see what an audit says of it:", planted),
+        ("Layers, for --layers NAME,NAME:", PLAIN),
+    )
     out = output()
-    for name in NAMED:
-        screen.line(out, name)
-    screen.line(out, f"layers: {', '.join(LAYERS)}")
+    for title, entries in parts:
+        screen.line(out, title)
+        width = max(map(len, entries)) + 2
+        for name, about in entries.items():
+            screen.line(out, f"  {name:<{width}}{about}")
+    screen.line(out, "Your own sampler: mrv2 audit package.module:object")
 
 
 def run(options: Options) -> None:
@@ -103,27 +115,22 @@ def run(options: Options) -> None:
     verdict = combine([report.verdict, RunVerdict.FAIL]) if found else report.verdict
     _write(options, report, verdict, found)
     out = output()
-    for line in first_screen(report):
+    for line in first_screen(report, out.width if out.is_terminal else WIDTH):
         screen.line(out, line)
     screen.print_findings(out, [ReportedFinding(finding) for finding in found])
     raise typer.Exit(exit_code(verdict, options.strict))
 
 
-def resolve_sampler(reference: str) -> SamplerTarget:
+def resolve_sampler(reference: str) -> object:
     """The sampler of a name: one of :data:`NAMED`, or ``package.module:object``, which may be a class or a function.
 
     Raises:
         InputError: there is none, or it is no sampler.
     """
     if reference in NAMED:
-        return NAMED[reference]()
-    if ":" not in reference or reference.startswith("planted:"):
-        raise InputError(
-            f"TARGET {reference!r}",
-            "a target is a known name or package.module:object",
-            "what has a colon is imported",
-            "mrv2 audit --list shows the names; for example my_engine.audited:sampler",
-        )
+        return NAMED[reference].make()
+    if ":" not in reference or reference.startswith(PLANTED_PREFIX):
+        raise _unknown(reference)
     found = resolve_object(f"TARGET {reference!r}", reference)
     made: Any = _made(reference, found) if isinstance(found, type) else found
     if isinstance(made, SamplerTarget):
@@ -135,6 +142,18 @@ def resolve_sampler(reference: str) -> SamplerTarget:
         _check_arguments(reference, made)
         return CallableSampler(made)
     raise _no_sampler(reference, made)
+
+
+def _unknown(reference: str) -> InputError:
+    close = difflib.get_close_matches(reference, NAMED, n=3, cutoff=0.5)
+    own = or_meant(reference) or "; a sampler of your own is, for example, my_engine.audited:Sampler"
+    near = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    return InputError(
+        f"TARGET {reference!r}",
+        "a target is a name that mrv2 audit --list shows, or package.module:object for a sampler of your own",
+        "no sampler has this name, and without a colon it names nothing that could be imported",
+        f"{near}mrv2 audit --list shows all names{own}",
+    )
 
 
 def _made(reference: str, make: Callable[[], object]) -> object:

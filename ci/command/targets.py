@@ -42,7 +42,7 @@ def resolve_target(reference: str) -> RunnerTarget:
             f"--target {reference!r}",
             f"a target is one of {', '.join(OWN_TARGETS)}, or package.module:object",
             "the part before the colon is imported, the part after it looked up there",
-            f"for example --target my_engine.adapter:Target{_or_meant(reference)}",
+            f"for example --target my_engine.adapter:Target{or_meant(reference)}",
         )
     found = _instance(reference, _named(f"--target {reference!r}", path))
     _check(reference, found)
@@ -64,7 +64,7 @@ def resolve_program(subject: str, reference: str) -> Callable[[], object]:
             subject,
             "a program is package.module:function",
             "the part before the colon is imported, the part after it looked up there and called",
-            f"for example my_engine.programs:decode{_or_meant(reference)}",
+            f"for example my_engine.programs:decode{or_meant(reference)}",
         )
     found = _named(subject, reference)
     if not callable(found) or isinstance(found, type):
@@ -92,7 +92,7 @@ def resolve_object(subject: str, reference: str) -> object:
             subject,
             "it is package.module:object",
             "the part before the colon is imported, the part after it looked up there",
-            f"for example my_engine.adapter:sampler{_or_meant(reference)}",
+            f"for example my_engine.adapter:sampler{or_meant(reference)}",
         )
     return _named(subject, reference)
 
@@ -111,7 +111,7 @@ def _is_name(path: str) -> bool:
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attributes.split(".")))
 
 
-def _or_meant(reference: str) -> str:
+def or_meant(reference: str) -> str:
     """What was meant by a name that is a file's, or has a dot in the place of the colon; else nothing."""
     module, colon, attribute = reference.partition(":")
     file = PurePath(module)
@@ -140,7 +140,7 @@ def _import(subject: str, path: str) -> ModuleType:
             subject,
             f"the module {name} must be importable, and raised {type(error).__name__}: {error}",
             "what is named is a Python object, and it lives in that module",
-            f"run python -c 'import {name}' in the same folder and environment until it works{_or_meant(path)}",
+            f"run python -c 'import {name}' in the same folder and environment until it works{or_meant(path)}",
         ) from error
 
 

@@ -40,8 +40,7 @@ def filter_causes(failed: Sequence[JudgedTest], target: object) -> list[Cause]:
     return [cause for cause in (_top_p_cause(kept), _top_k_cause(kept), _min_p_cause(kept)) if cause] or [
         Cause(
             "filters",
-            f"failed: {', '.join(test.first.name for test in failed if test.layer == 'filters')}; small rows "
-            "are filtered rightly",
+            f"{_first_names(failed)} failed; small rows are filtered rightly",
             "compare with a sort in float64; equal logits are kept or left together",
         )
     ]
@@ -85,6 +84,11 @@ def _top_p_cause(kept: Mapping[str, int]) -> Cause | None:
             "top-p drops the boundary", told, "compare the sum before a token with p, not the sum with the token"
         )
     return None
+
+
+def _first_names(failed: Sequence[JudgedTest]) -> str:
+    names = [test.first.name for test in failed if test.layer == "filters"]
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more tests" if len(names) > 2 else "")
 
 
 def _top_k_cause(kept: Mapping[str, int]) -> Cause | None:

@@ -1,5 +1,6 @@
 """``mrv2 audit``: verdicts, exit codes, the first screen, errors."""
 
+import itertools
 import json
 import re
 from xml.etree import ElementTree
@@ -13,7 +14,8 @@ from mrv2.ci.command.app import app
 from mrv2.ci.report.audit_html import write_html
 from mrv2.ci.report.json_report import read_report
 from mrv2.ci.report.problem import InputError
-from mrv2.stats.audit import AuditReport, settings
+from mrv2.stats.audit import LAYERS, AuditReport, settings
+from mrv2.stats.audit import audit as run_whole_audit
 from mrv2.stats.causes.draws import drawn_rows
 from mrv2.stats.decision import run_audit
 from mrv2.stats.distribution_layer import DistributionLayer, RowPlan
@@ -21,6 +23,7 @@ from mrv2.stats.distributions import ladder, zipf
 from mrv2.stats.layers import AuditPlan, Silent
 from mrv2.stats.planted.clean import CleanSampler
 from mrv2.stats.planted.lattice import LatticeSampler
+from mrv2.stats.report import LINES, screen
 from mrv2.stats.tail_profile import tail_profile
 
 SMALL = ("--vocab", "3000")
@@ -37,7 +40,7 @@ def test_a_correct_sampler_passes(tmp_path):
     assert lines[0] == "SAMPLER AUDIT of clean sampler: PASS"
     assert any("changes fewer than one draw in" in line for line in lines)
     assert any(
-        "not tested: noise, filters, distribution, speculative, logprobs; they were left out" in x for x in lines
+        "not tested: noise, filters, logprobs, speculative, distribution; left out by --layers" in x for x in lines
     )
     report = read_report(tmp_path / "out.json")
     assert report.findings == ()
@@ -71,6 +74,20 @@ def test_the_first_screen_is_short(name):
     assert max(map(len, lines)) <= 112
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_first_screen_fits_a_narrow_terminal_and_nothing_is_cut_off(width):
+    ticks = itertools.count()
+    chosen = settings(vocab_size=600, layers=("noise", "replay", "filters", "logprobs"), seconds=5.0)
+    report = run_whole_audit(CleanSampler(), chosen, clock=lambda: next(ticks) * 0.1)
+    wide, narrow = screen(report), screen(report, width)
+    assert max(map(len, narrow)) <= width
+    assert width < 80 or len(narrow) <= LINES
+    told = " ".join(" ".join(narrow).split())
+    assert " ".join(wide[0].split()) in told
+    assert "time was over (5 s) before all of it was asked" in told
+    assert "Next: give it more time" in told
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("nobody",), ("planted:nothing",), ("--layers", "foo"), ("--time", "3x"), ("--profile", "long"), ("--alpha", "2")],
@@ -92,7 +109,26 @@ def test_a_file_that_cannot_be_written_is_named_by_its_option(option, tmp_path):
 def test_names_are_listed():
     code, lines, _ = audit("--list")
     assert code == 0
-    assert {"refrunner", "oracle", "torch-multinomial", "planted:24-bit noise"} <= set(lines)
+    text = "\n".join(lines)
+    names = re.findall(r"^  '?((?:planted:)?[\w-]+[^'\n]*?)(?:'| {2})", text, re.MULTILINE)
+    assert {*auditing.NAMED, *LAYERS} == set(names)
+    assert all(len(line.split("  ")[-1]) > 10 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("refruner", "did you mean 'refrunner'"),
+        ("planted:24 bit", "'planted:24-bit noise'"),
+        ("engine.audited.Sampler", "did you mean engine.audited:Sampler?"),
+        ("xyzzy", "for example, my_engine.audited:Sampler"),
+    ],
+)
+def test_a_name_that_is_missing_is_told_with_those_near_it(name, meant):
+    code, _, errors = audit(name)
+    assert code == 2
+    assert meant in errors
+    assert [line.split()[0] for line in errors.splitlines()] == ["error:", "rule", "why", "instead"]
 
 
 class TestTargets:
@@ -151,5 +187,8 @@ def test_a_page_holds_plots_and_escapes_names(tmp_path):
     assert len(drawings) == 4
     assert all(len(ElementTree.fromstring(drawing)) > 5 for drawing in drawings)
     assert "<script" not in text
+    told = re.findall(r"<(?:li|p)>(.*?)</(?:li|p)>", text, re.DOTALL)
+    assert len(told) == len(set(told)) > 5
+    assert not any(one != other and one in other for one in told for other in told)
     assert "&lt;24 bits&gt;" in text
     assert "<24 bits>" not in text

@@ -11,9 +11,10 @@ from mrv2.stats.distribution_layer import DistributionLayer, RowPlan, draws_need
 from mrv2.stats.distributions import half_head, ladder, zipf
 from mrv2.stats.filters_layer import FiltersLayer
 from mrv2.stats.layers import AuditPlan, Silent
-from mrv2.stats.planted.clean import CleanSampler
+from mrv2.stats.planted.clean import CleanSampler, multinomial
 from mrv2.stats.planted.faults import RoundedTemperature, TokensOnly
 from mrv2.stats.planted.lattice import LatticeSampler
+from mrv2.stats.strata import log_softmax
 from mrv2.stats.tail_profile import SOUND, tail_profile
 
 V = 262_144
@@ -61,6 +62,23 @@ def test_tails_that_no_known_defect_explains_name_nothing():
             return kept
 
     assert profile_of(Halved(), (16.0, 18.0, 20.0)).named is None
+
+
+class RunningSum(CleanSampler):
+    """Searches a cumulative sum of float32 probabilities, which moves in steps of 6e-8 once it is near 1."""
+
+    def counts_of(self, logits, temperature, draws, random):
+        shares = np.exp(log_softmax(logits, temperature)).astype(np.float32)
+        return multinomial(np.diff(np.cumsum(shares), prepend=0).astype(np.float64), draws, random)
+
+
+def test_a_running_sum_in_float32_is_named_and_a_lattice_is_not_called_one():
+    named = []
+    for target in (RunningSum(), LatticeSampler("24 bits", 24, False)):
+        found = audited(TokensOnly(target), ladder(V, (16.0, 18.0, 20.0)), 1.25)
+        (cause,) = distribution_causes(found, found.decision.failed)
+        named.append(cause.kind)
+    assert named == ["a running sum too coarse for rare tokens", "24-bit noise"]
 
 
 def test_a_rounded_temperature_shows_in_counts_too():

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from mrv2.fuzz.targets.plain_samplers import CallableSampler, multinomial_sampler
-from mrv2.stats.contract_layer import ContractLayer
+from mrv2.stats.contract_layer import ContractLayer, call_again
+from mrv2.stats.errors import ArgumentError
 from mrv2.stats.layers import AuditPlan, Silent
 from mrv2.stats.planted.clean import CleanSampler
-from mrv2.stats.planted.faults import BroadcastSeed, LostLastBlock, PaddingSampled
+from mrv2.stats.planted.faults import PLANTED, BroadcastSeed, LostLastBlock, PaddingSampled
 
 PLAN = AuditPlan(vocab_size=5003, seed=4)
 CLEAN = CleanSampler()
@@ -111,3 +112,27 @@ def test_a_sampler_whose_draws_change_from_call_to_call_fails():
         return CLEAN.sample(logits, temperature, seeds, positions + next(calls))
 
     assert "the same call draws the same" in failed(CallableSampler(restless))
+
+
+class TestRepeating:
+    def run(self, target, seed=3, vocab_size=1500):
+        return ContractLayer().run(target, AuditPlan(vocab_size, seed), Silent())
+
+    @pytest.mark.parametrize("planted", [fault for fault in PLANTED if fault.layer == "contract"], ids=lambda p: p.name)
+    def test_a_call_that_showed_a_fault_can_be_made_again(self, planted):
+        target = planted.make()
+        failed = [test for test in self.run(target).tests if test.result.p_value == 0.0]
+        assert failed
+        for test in failed:
+            told = test.evidence["arguments"]
+            call, _, rest = told.rpartition("call_again(")
+            assert call == "mrv2.stats.contract_layer."
+            arguments = eval(f"call_again({rest}", {"call_again": call_again})
+            drawn = target.sample(*arguments)
+            assert test.evidence["drawn"] in drawn.tolist()
+            assert arguments[0].shape[-1] == test.evidence["width"]
+
+    def test_what_was_never_asked_is_refused(self):
+        for check, number in (("no such check", 1), ("the last id can be drawn", 0), ("the last id can be drawn", 99)):
+            with pytest.raises(ArgumentError, match="never made"):
+                call_again(check, number, 0, 1500)

@@ -9,7 +9,7 @@ from mrv2.stats.layers import AuditPlan, Silent
 from mrv2.stats.planted.clean import CleanSampler
 from mrv2.stats.planted.faults import BroadcastSeed, LostLastBlock, RoundedTemperature
 from mrv2.stats.planted.lattice import LatticeSampler
-from mrv2.stats.replay_layer import ReplayLayer, Width, noise_scores
+from mrv2.stats.replay_layer import ReplayLayer, Width, noise_scores, rows_of
 
 LAYER = ReplayLayer((Width("narrow rows", 500, 3000, 1e-3), Width("rows of the vocabulary", None, 40, 0.06)))
 PLAN = AuditPlan(vocab_size=5003, seed=4)
@@ -41,6 +41,8 @@ def test_a_fault_shows(target):
     assert wrong
     shown = wrong[0].evidence["examples"][0]
     case = result.cases[0]
+    again = eval(shown["logits"].removeprefix("mrv2.stats.replay_layer."), {"rows_of": rows_of})
+    np.testing.assert_array_equal(again, case.logits)
     scores = noise_scores(target)(case.logits, case.temperature, shown["seed"], shown["position"])
     assert scores.argmax() == shown["exact"] == case.mismatch.exact
     assert scores[shown["drawn"]] < scores[shown["exact"]]
