@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -145,9 +146,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known: dict[str, Any] = (
         json.loads(options.out.read_text(encoding="utf-8"))["faults"] if options.out.exists() else {}
     )
-    for name, (part, mutation) in _wanted(options.only):
-        if name not in known:
-            known[name] = {"part": part, "fault": mutation.doc, **_in_a_process(name, options.cases)}
+    missing = [fault for fault in _wanted(options.only) if fault[0] not in known]
+    with ThreadPoolExecutor(options.workers) as pool:
+        # One after another: nothing further is begun when somebody ends it.
+        each = map if options.workers == 1 else pool.map
+        scores = each(lambda fault: _in_a_process(fault[0], options.cases), missing)
+        for (name, (part, mutation)), entry in zip(missing, scores, strict=True):
+            known[name] = {"part": part, "fault": mutation.doc, **entry}
             _write(options.out, known, options.cases)
             print(f"{name}: {known[name]}", flush=True)
     return 0 if set(known) == set(_by_name()) and all(entry["found"] for entry in known.values()) else 1
@@ -187,6 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("planted_faults.json"))
     parser.add_argument("--cases", type=int, default=CASES, help="after so many a campaign gives up")
+    parser.add_argument("--workers", type=int, default=1, help="campaigns at once, each of one process")
     parser.add_argument("--only", action="append", metavar="NAME", help="only this fault; may be repeated")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     return parser
