@@ -25,7 +25,7 @@ CAPACITIES: Mapping[str, Any] = MappingProxyType(
         "attention": "triton", "device": "cuda",
     }
 )  # fmt: skip
-#: The ways in which the reference runner does its steps; other runners know the first.
+#: The ways in which the reference runner does its steps.
 WAYS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "eager": {},
@@ -46,9 +46,14 @@ GREEDY = SamplingParams(max_tokens=8, min_tokens=8)
 GRAMMAR = SamplingParams(max_tokens=8, grammar=Grammar("regex", "[ab]{9}"), stop_token_ids=(0,))
 
 
-def ways() -> tuple[str, ...]:
-    """Those ways that can run here: grammars need a library."""
-    return tuple(way for way in WAYS if way != "grammars" or find_spec("llguidance"))
+def ways(target: RunnerTarget) -> tuple[str, ...]:
+    """The ways whose settings are knobs of a target, the plain one among them; grammars need a library, too."""
+    return tuple(
+        way
+        for way, settings in WAYS.items()
+        if all(name in target.knobs and value in target.knobs[name].values for name, value in settings.items())
+        and (way != "grammars" or find_spec("llguidance"))
+    )
 
 
 def count_steps(target: RunnerTarget, way: str = "eager") -> dict[str, StepCounts]:

@@ -41,8 +41,8 @@ def count(
 ) -> None:
     """Count launches, copies, bytes, events and waits of each step on the virtual device; they are the same each time.
 
-    The steps of a target are those of a prefill, a decode and a mixed batch; those of the reference runner once for
-    each way in which it does them. A function says itself which step begins: active_runtime().step = number.
+    The steps of a target are a prefill, a decode, a mixed batch and a decode of two, in each way for which it has the
+    knobs. A function says itself which step begins: active_runtime().step = number.
     """
     with guarded(debug):
         for option, path in (("--json", json), ("--write", write)):
@@ -90,14 +90,14 @@ def compare(recorded: Mapping[str, Mapping[str, JSON]], steps: Mapping[str, Step
 def _counted(name: str) -> dict[str, StepCounts]:
     from mrv2.checks.virtual import virtual_device
     from mrv2.fuzz.counted_steps import count_steps, ways
+    from mrv2.fuzz.targets.named import OWN_TARGETS
 
-    from .targets import REFERENCE, importable, is_target, resolve_program, resolve_target
+    from .targets import importable, is_target, resolve_program, resolve_target
 
     with importable(Path.cwd()):
-        if name == REFERENCE or is_target(f"PROGRAM {name!r}", name):
+        if name in OWN_TARGETS or is_target(f"PROGRAM {name!r}", name):
             target = resolve_target(name)
-            chosen = ways() if name == REFERENCE else ("eager",)
-            return {step: counts for way in chosen for step, counts in count_steps(target, way).items()}
+            return {step: counts for way in ways(target) for step, counts in count_steps(target, way).items()}
         program: Callable[[], object] = resolve_program(f"PROGRAM {name!r}", name)
         counter = StepCounter()
         with virtual_device(sink=counter):

@@ -80,3 +80,12 @@ def test_a_record_that_is_none_is_named_in_four_parts() -> None:
     assert done.exit_code == 2
     assert "error: --expect counts.json" in done.stderr
     assert all(part in done.stderr for part in ("rule ", "why ", "instead "))
+
+
+def test_a_target_of_ours_is_known_by_its_name() -> None:
+    record = Path(__file__).parents[1] / "fuzz" / "records" / "step_counts_baseline_v1.json"
+    done = mrv2("baseline_v1", "--expect", str(record))
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (
+        0,
+        "PASS: 12 steps counted, 0 differences from the record",
+    )

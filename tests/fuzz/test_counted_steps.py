@@ -1,4 +1,4 @@
-"""What each step of the reference runner gives the device to do, exactly: one launch or copy more fails here."""
+"""What each step of the runners gives the device to do, exactly: one launch or copy more fails here."""
 
 from pathlib import Path
 
@@ -7,12 +7,15 @@ import pytest
 from mrv2.ci.command.trace_count import compare, read_record
 from mrv2.fuzz.counted_steps import STEPS, WAYS, count_steps, ways
 from mrv2.fuzz.mutants import Mutation, mutant
+from mrv2.fuzz.targets.baseline import BaselineTarget
 from mrv2.fuzz.targets.reference import ReferenceTarget
 
-RECORD = Path(__file__).parent / "records" / "step_counts.json"
-AGAIN = (
-    "if the step is to do so, record it anew: mrv2 trace count refrunner --write tests/fuzz/records/step_counts.json"
-)
+RECORDS = Path(__file__).parent / "records"
+TARGETS = {
+    "refrunner": (ReferenceTarget(), "step_counts.json"),
+    "baseline_v1": (BaselineTarget(), "step_counts_baseline_v1.json"),
+}
+AGAIN = "if it is meant, record it anew: mrv2 trace count {} --write tests/fuzz/records/{}"
 ONE_MORE = Mutation(
     "one_more_launch",
     "model_runner.py",
@@ -22,22 +25,29 @@ ONE_MORE = Mutation(
 )
 
 
-def recorded(way):
-    steps = read_record(RECORD)
-    return {name: steps[name] for name in (f"{way}, {step}" for step in STEPS)}
+def recorded(name, way):
+    steps = read_record(RECORDS / TARGETS[name][1])
+    return {step: steps[step] for step in (f"{way}, {kind}" for kind in STEPS)}
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_steps_do_what_was_recorded_and_no_more(way):
-    if way not in ways():
+#: The older design has neither drafts nor grammars nor memory that is read in place.
+CASES = [("refrunner", way) for way in WAYS] + [
+    ("baseline_v1", way) for way in ("eager", "piecewise graphs", "full graphs")
+]
+
+
+@pytest.mark.parametrize(("name", "way"), CASES)
+def test_steps_do_what_was_recorded_and_no_more(name, way):
+    target, record = TARGETS[name]
+    if way not in ways(target):
         pytest.skip("grammars need llguidance")
-    found = compare(recorded(way), count_steps(ReferenceTarget(), way))
-    assert not found, "\n\n".join([*map(str, found), AGAIN])
+    found = compare(recorded(name, way), count_steps(target, way))
+    assert not found, "\n\n".join([*map(str, found), AGAIN.format(name, record)])
 
 
 def test_one_launch_more_is_found_by_its_line():
     with mutant(ONE_MORE) as target:
-        found = compare(recorded("eager"), count_steps(target))
+        found = compare(recorded("refrunner", "eager"), count_steps(target))
     assert [finding.title for finding in found] == [
         f"eager, {step}: 1 more than recorded: launch aten.mul in ModelRunner._sample < ModelRunner._enqueue"
         for step in sorted(STEPS)
@@ -47,7 +57,11 @@ def test_one_launch_more_is_found_by_its_line():
     }
 
 
-def test_nobody_waits_in_a_step_but_for_an_output():
-    steps = read_record(RECORD)
-    waits = {work for step in steps.values() for work in step["work"] if work.startswith("host wait")}
-    assert waits and all(wait.startswith("host wait Event.synchronize in AsyncOutput.result <") for wait in waits)
+@pytest.mark.parametrize(
+    ("name", "waiting"),
+    [("refrunner", {"AsyncOutput.result"}), ("baseline_v1", {"AsyncOutput.result", "Barrier.wait"})],
+)
+def test_who_waits_in_a_step(name, waiting):
+    work = [work for step in read_record(RECORDS / TARGETS[name][1]).values() for work in step["work"]]
+    waits = {text.removeprefix("host wait Event.synchronize in ") for text in work if text.startswith("host wait")}
+    assert {wait.partition(" <")[0] for wait in waits} == waiting
