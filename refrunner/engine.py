@@ -9,6 +9,7 @@ from typing import Protocol
 from .api import Handle, NewRequest, Runner, SamplingParams
 from .config import RunnerConfig
 from .errors import RequestError, RunnerError
+from .kv_cache_manager import PrefixCacheStats
 from .kv_groups import FULL_ATTENTION
 from .phases import Phase, phase
 from .scheduler import Scheduler, SpeculationStats, TrackedRequest
@@ -60,6 +61,16 @@ class Engine:
     def speculation(self) -> SpeculationStats:
         """How drafts fared so far."""
         return self._scheduler.speculation
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a request lost its row before its end."""
+        return self._scheduler.num_preemptions
+
+    @property
+    def prefix_cache(self) -> PrefixCacheStats:
+        """How much the prefix cache saved so far."""
+        return self._scheduler.prefix_cache
 
     @property
     def has_work(self) -> bool:

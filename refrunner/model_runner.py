@@ -201,6 +201,11 @@ class ModelRunner:
         counts = HostCounts(self._computed, self._total, self._unverified)
         return moved + check_invariants(self._states, tables, counts, self.batch)
 
+    @property
+    def graphs(self) -> GraphManager:
+        """The captured forward passes."""
+        return self._graphs
+
     def _moved(self) -> list[str]:
         return [*self._graphs.moved(), *(self._proposer.moved() if self._proposer is not None else ())]
 

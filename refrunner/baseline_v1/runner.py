@@ -146,6 +146,11 @@ class BaselineRunner:
         found += self.rows.violations(self.requests)
         return found + ([] if self.batch is None else list(check_padding(self.batch)))
 
+    @property
+    def graphs(self) -> GraphManager:
+        """The captured forward passes."""
+        return self._graphs
+
     def close(self) -> None:
         """Wait for outstanding work and refuse further steps; the memory goes with the last reference."""
         self._gate.close()

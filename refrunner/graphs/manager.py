@@ -20,6 +20,7 @@ class GraphManager:
 
     Attributes:
         captured: a forward pass for each candidate, smallest first; empty before ``capture`` and in eager mode.
+        eager_decodes: batches of decodes only that no graph admitted, where graphs were asked for.
     """
 
     def __init__(self, config: RunnerConfig, model: LlamaModel, attention: AttentionBackend, device: Device) -> None:
@@ -29,6 +30,7 @@ class GraphManager:
         self._device = device
         self._addresses: Addresses | None = None
         self.captured: dict[Candidate, CapturedForward] = {}
+        self.eager_decodes = 0
 
     def capture(self, builder: object, pad: Callable[[BatchShape], InputBatch]) -> None:
         """Capture every candidate, largest first, so that the smaller ones find memory in the pool.
@@ -50,7 +52,9 @@ class GraphManager:
 
     def find(self, needs: BatchNeeds) -> Candidate | None:
         """The smallest captured graph that admits a batch; None: it runs eagerly."""
-        return first_that_admits(self.captured and self._candidates, needs)
+        found = first_that_admits(self.captured and self._candidates, needs)
+        self.eager_decodes += found is None and needs.decode_only and bool(self._candidates)
+        return found
 
     def moved(self) -> list[str]:
         """Tensors that graphs read and that are no longer where they were, a line each; off the hot path."""

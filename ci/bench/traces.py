@@ -1,0 +1,119 @@
+"""Who asks for how much, and when: synthetic traces, and traces of others as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mrv2.ci.report.problem import InputError
+
+#: Names under which public traces have the three numbers of a request, ours first.
+ARRIVAL = ("arrival", "arrival_time", "arrived_at", "timestamp", "TIMESTAMP")
+INPUT = ("input_length", "input_tokens", "num_prefill_tokens", "ContextTokens", "prompt_len")
+OUTPUT = ("output_length", "output_tokens", "num_decode_tokens", "GeneratedTokens", "output_len")
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One request of a trace.
+
+    Attributes:
+        seconds: when it comes, from the start of the trace.
+        prompt: tokens of its prompt.
+        output: tokens that it generates; exactly, whatever they are.
+    """
+
+    seconds: float
+    prompt: int
+    output: int
+
+
+def poisson(requests: int, seed: int, *, rate: float = 50.0) -> tuple[Arrival, ...]:
+    """Requests of ordinary chat lengths that come independently of each other, ``rate`` a second."""
+    rng = np.random.default_rng(seed)
+    times = np.cumsum(rng.exponential(1 / rate, requests))
+    return tuple(_arrivals(times, rng.integers(16, 129, requests), rng.integers(8, 97, requests)))
+
+
+def bursts(requests: int, seed: int, *, size: int = 16, gap: float = 0.5) -> tuple[Arrival, ...]:
+    """The same lengths, ``size`` requests at once, every ``gap`` seconds."""
+    rng = np.random.default_rng(seed)
+    times = np.arange(requests) // size * gap
+    return tuple(_arrivals(times, rng.integers(16, 129, requests), rng.integers(8, 97, requests)))
+
+
+def long_prompts(requests: int, seed: int, *, rate: float = 50.0, share: float = 0.2) -> tuple[Arrival, ...]:
+    """As ``poisson``, but a ``share`` of the prompts is eight times as long, and its answers are short."""
+    rng = np.random.default_rng(seed)
+    times = np.cumsum(rng.exponential(1 / rate, requests))
+    long = rng.random(requests) < share
+    prompts = np.where(long, rng.integers(256, 513, requests), rng.integers(16, 65, requests))
+    return tuple(_arrivals(times, prompts, np.where(long, 8, rng.integers(8, 97, requests))))
+
+
+SYNTHETIC = {"poisson": poisson, "bursts": bursts, "long-prompts": long_prompts}
+
+
+def _arrivals(times: Iterable[float], prompts: Iterable[int], outputs: Iterable[int]) -> Iterator[Arrival]:
+    for seconds, prompt, output in zip(times, prompts, outputs, strict=True):
+        yield Arrival(float(seconds), int(prompt), int(output))
+
+
+def read_trace(path: Path, limit: int) -> tuple[Arrival, ...]:
+    """The first ``limit`` requests of a file of JSON lines, in order of arrival, which begins at 0.
+
+    Each line is an object with an arrival in seconds and two lengths in tokens, under one of the names of ``ARRIVAL``,
+    ``INPUT`` and ``OUTPUT``; whatever else is in it is passed over. Without arrivals all come at once.
+
+    Raises:
+        InputError: the file cannot be read, or a line says something else.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _wrong(f"--trace {path}", f"it must be a text file that can be read: {error}") from error
+    found = [_of_line(f"--trace {path}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise _wrong(f"--trace {path}", "it must have at least one line")
+    found.sort(key=lambda arrival: arrival.seconds)
+    begin = found[0].seconds
+    return tuple(Arrival(one.seconds - begin, one.prompt, one.output) for one in found[:limit])
+
+
+def _of_line(subject: str, line: str) -> Arrival:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise _wrong(subject, f"it must be one JSON object: {error}") from error
+    if not isinstance(entry, dict):
+        raise _wrong(subject, "it must be one JSON object")
+    return Arrival(_seconds(subject, entry), _length(subject, entry, INPUT), _length(subject, entry, OUTPUT))
+
+
+def _seconds(subject: str, entry: Mapping[str, Any]) -> float:
+    value = next((entry[name] for name in ARRIVAL if name in entry), 0.0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _wrong(subject, f"the arrival must be a number of seconds, and is {value!r}")
+    return float(value)
+
+
+def _length(subject: str, entry: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    value = next((entry[name] for name in names if name in entry), None)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _wrong(subject, f"one of {', '.join(names)} must be a whole number of at least 1, and is {value!r}")
+    return value
+
+
+def _wrong(subject: str, rule: str) -> InputError:
+    return InputError(
+        subject,
+        rule,
+        "every request of a trace has an arrival and two lengths, or the two sides would not do the same work",
+        f'lines such as {{"{ARRIVAL[0]}": 0.25, "{INPUT[0]}": 128, "{OUTPUT[0]}": 32}}',
+    )
