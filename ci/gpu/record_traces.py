@@ -25,6 +25,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from mrv2.ci.command.kernels import compiled_kernels
 from mrv2.refrunner.api import SamplingParams
+from mrv2.refrunner.baseline_v1.runner import BaselineRunner
 from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.engine import Engine
 from mrv2.refrunner.model_runner import ModelRunner
@@ -187,6 +188,8 @@ TRACES: Mapping[str, Callable[[Path, str], Facts]] = MappingProxyType(
         "v2_tiny": lambda path, device: record_decode(path, device, TINY_CONFIG, "float32"),
         "v2_tiny_arrivals": record_arrivals,
         "v2_06b": lambda path, device: record_decode(path, device, SHAPE, "bfloat16"),
+        "v1_tiny": lambda path, device: record_decode(path, device, TINY_CONFIG, "float32", BaselineRunner),
+        "v1_06b": lambda path, device: record_decode(path, device, SHAPE, "bfloat16", BaselineRunner),
         "ordinary": record_ordinary,
         "ordinary_marked": lambda path, device: record_ordinary(path, device, marked=True),
     }
