@@ -7,7 +7,7 @@ instead of the token that came out wrong some steps later.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, zip_longest
@@ -68,6 +68,8 @@ class StepModel:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._live: dict[str, _Sequence] = {}
+        # For whom each step has drawn whose output was not recorded yet: whoever it was then, live or not.
+        self._drawing: deque[dict[str, _Sequence]] = deque()
 
     def advance(self, step: Step) -> ExpectedInputs:
         """Apply a step and return the inputs it must produce."""
@@ -91,6 +93,8 @@ class StepModel:
         for name in draws:
             scheduled[name].total += 1 + drafts[name]
             scheduled[name].unverified += drafts[name]
+        if draws:
+            self._drawing.append({name: scheduled[name] for name in draws})
         return ExpectedInputs(
             tuple(lanes),
             {name: sequence.computed for name, sequence in scheduled.items()},
@@ -100,10 +104,13 @@ class StepModel:
         )
 
     def record(self, output: StepOutput) -> None:
-        """Learn the tokens that a step drew; those of requests that left meanwhile do not matter."""
+        """Learn the tokens that the oldest step drew whose output was not recorded yet.
+
+        Those of a request that has left meanwhile do not matter, even if it is back: it was drawn for as it was then.
+        """
+        drawing = self._drawing.popleft() if output.token_ids else {}
         for request_id, token_ids in output.token_ids.items():
-            if request_id in self._live:
-                self._live[request_id].token_ids.extend(token_ids)
+            drawing[request_id].token_ids.extend(token_ids)
 
     def _used_blocks(self, sequence: _Sequence) -> tuple[int, ...]:
         """Blocks that hold a computed token; a scheduler may have reserved more."""

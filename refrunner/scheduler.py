@@ -7,8 +7,9 @@ know yet, a stop token, costs at most one wasted step per step in flight.
 Rules: running requests first, in order of priority and arrival; then waiting ones, in the same order, while rows,
 blocks and budget last; a prompt longer than the budget that is left is computed in chunks. When the pool runs dry,
 the last of the running requests is preempted: it loses row and blocks and returns later as a new request with all
-its tokens. It returns only when each running request could still take another block, or two requests that do not
-fit together would preempt each other in turn.
+its tokens that have arrived. Those in flight are dropped, and drawn again: their noise is that of the same seed and
+positions. It returns only when each running request could still take another block, or two requests that do not fit
+together would preempt each other in turn.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ class TrackedRequest:
         prompt_logprobs: one per token of the prompt, likewise; None until the first token has arrived.
         faults: by index of the token drawn from faulty logits.
         num_computed: tokens computed by all steps scheduled so far, as if every draft were accepted.
-        in_flight: tokens of scheduled draws that have not arrived, likewise.
+        in_flight: tokens of scheduled draws that have not arrived and were not dropped, likewise.
         unverified: drafts among them.
         num_certain_told: ``num_certain`` as the runner knows it, which gives up blocks by it; outcomes that arrived
             since the last step are not in it.
         prefill_len: tokens with which it got its row; nobody has proposed drafts before they are computed.
-        lives: how often it has got a row; an output corrects only the counters of the life it was scheduled in.
+        lives: how often it has lost its row; what was scheduled in an earlier life is dropped when it arrives.
         was_preempted: whether it has lost its row before.
         num_told: leading tokens whose values the runner has.
         proposed: drafts behind ``token_ids``, with a grammar; those of other requests are known to the device alone.
@@ -113,7 +114,7 @@ class TrackedRequest:
 
 @dataclass(frozen=True)
 class _Draw:
-    """A draw in flight: for whom, in which of its lives, and behind how many drafts."""
+    """A draw in flight: for whom, how often it had lost its row by then, and behind how many drafts."""
 
     request: TrackedRequest
     life: int
@@ -126,7 +127,7 @@ class SpeculationStats:
 
     Attributes:
         steps: draws behind at least one draft.
-        drafts: drafts that were verified.
+        drafts: drafts that were verified, but for those in outputs that were dropped.
         accepted: those that the target accepted.
     """
 
@@ -247,6 +248,9 @@ class Scheduler:
     def preempt(self, request_id: str) -> bool:
         """Take row and blocks from a running request; it waits for its turn until it can be resumed.
 
+        Its outputs in flight are dropped, drafts and counts among them: what they bring is of a row that it has lost,
+        and it need not wait for them to be resumed.
+
         Returns:
             False if the request is not running.
         """
@@ -255,8 +259,8 @@ class Scheduler:
             return False
         self._running.remove(request)
         self._release_blocks(request)
-        request.num_computed = request.unverified = 0
-        request.proposed = ()
+        request.num_computed = request.unverified = request.in_flight = 0
+        request.proposed, request.lives = (), request.lives + 1
         request.was_preempted = True
         insort(self._waiting, request, key=_turn)
         self._preempted_since_last_step.append(request_id)
@@ -294,20 +298,20 @@ class Scheduler:
         """Take the output of the oldest step that has not been updated yet."""
         for draw in self._pending_draws.popleft():
             request = draw.request
+            if draw.life != request.lives:
+                continue  # its row was lost while the draw was in flight
             request.in_flight -= 1 + draw.drafts
-            if draw.drafts:
-                self._correct(draw, draw.drafts + 1 - len(output.token_ids[request.request_id]))
-            # A request may have ended while its draw was in flight: aborted, or stopped by an earlier token.
+            # It may have ended meanwhile: aborted, or stopped by an earlier token.
             if request.finish_reason is None:
-                self._take(draw, output)
+                if draw.drafts:
+                    self._correct(draw, draw.drafts + 1 - len(output.token_ids[request.request_id]))
+                self._take(request, output)
 
-    def _take(self, draw: _Draw, output: StepOutput) -> None:
-        request = draw.request
+    def _take(self, request: TrackedRequest, output: StepOutput) -> None:
         if not request.take(output):
             self._finish(request, "error")
             return
-        if draw.life == request.lives and request in self._running:  # or its row is gone, and the drafts with it
-            request.proposed = output.drafts.get(request.request_id, ())
+        request.proposed = output.drafts.get(request.request_id, ())
         self._finish_if_complete(request)
 
     def _correct(self, draw: _Draw, rejected: int) -> None:
@@ -316,11 +320,10 @@ class Scheduler:
         self.speculation.steps += 1
         self.speculation.drafts += draw.drafts
         self.speculation.accepted += draw.drafts - rejected
-        if draw.life == request.lives and request in self._running:
-            request.num_computed -= rejected
-            request.unverified -= draw.drafts
-            drafts, earlier = self._verified_since_last_step.get(name, (0, 0))
-            self._verified_since_last_step[name] = drafts + draw.drafts, earlier + rejected
+        request.num_computed -= rejected
+        request.unverified -= draw.drafts
+        drafts, earlier = self._verified_since_last_step.get(name, (0, 0))
+        self._verified_since_last_step[name] = drafts + draw.drafts, earlier + rejected
 
     def _schedule_running(self, request: TrackedRequest, decision: _Decision) -> None:
         """Schedule one running request if it can advance, with drafts if it decodes."""
@@ -356,9 +359,9 @@ class Scheduler:
         """Start or resume waiting requests, in order, while everything they need is there."""
         while decision.budget > 0 and self._waiting and len(self._running) < self._config.max_num_reqs:
             request = self._waiting[0]
-            # Resuming needs the token values, so it waits for those in flight. A row freed in this very step may
-            # be taken in it, but not by its own former owner: the step would name one request twice.
-            blocked = request.in_flight or request.request_id in self._preempted_since_last_step
+            # A row freed in this very step may be taken in it, but not by its own former owner: the step would name
+            # one request twice.
+            blocked = request.request_id in self._preempted_since_last_step
             if blocked or not self._start(request, decision):
                 break
             self._waiting.pop(0)
@@ -374,7 +377,7 @@ class Scheduler:
         if used is None:
             return False
         request.num_computed, request.num_told = used.num_tokens, len(tokens)
-        request.lives, request.prefill_len = request.lives + 1, len(tokens)
+        request.prefill_len = len(tokens)
         decision.add(request, min(decision.budget, end - used.num_tokens), tuple(map(tuple, request.blocks.tables)))
         decision.new.append(
             NewRequest(request.request_id, tuple(tokens), request.prompt_len, request.sampling, used.num_tokens)

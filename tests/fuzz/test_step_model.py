@@ -65,6 +65,20 @@ def test_who_leaves_is_forgotten_and_may_come_back():
     assert expected.draws == {"b"}
 
 
+def test_an_output_that_comes_late_is_not_that_of_the_request_that_is_back():
+    model, _ = two_requests()
+    model.advance(Step(preempted=("b",)))
+    model.advance(Step(new=(enter("b", 20, 21),), scheduled={"b": 2}, new_blocks={"b": ((1,),)}))
+    model.record(output(b=99))
+    expected = model.advance(Step(scheduled={"b": 1}))
+    assert lanes(expected) == [("b", 2, None, 6)]
+    model.record(output(b=22))
+    assert lanes(model.advance(Step(scheduled={"b": 1}, new_blocks={"b": ((2,),)})))[0][2] is None
+    model.record(output(b=23))
+    model.record(output(b=24))
+    assert lanes(model.advance(Step(scheduled={"b": 1}))) == [("b", 4, 24, 8)]
+
+
 def test_computed_tokens_are_skipped():
     model = StepModel(BLOCK_SIZE)
     entering = NewRequest("a", (10, 11, 12, 13, 14, 15), 6, num_computed_tokens=4)

@@ -279,38 +279,43 @@ def test_who_is_preempted_may_not_return_in_the_same_step():
     assert (request.prompt_len, len(request.token_ids)) == (4, 5)
 
 
-def test_a_resume_waits_for_tokens_in_flight():
+def test_outputs_in_flight_of_a_preempted_request_are_dropped_and_drawn_again():
+    """It is resumed with what had arrived, at once; the old outputs arrive in its new life, and before its own."""
     loop = Loop()
     loop.add("r0", 4, 5)
-    loop.step()
-    loop.step()
+    for _ in range(3):
+        loop.step()
+    loop.take()
     assert loop.scheduler.preempt("r0")
+    assert loop.step().new == ()  # not in the step that says it has left
+    assert len(loop.step().new[0].token_ids) == 5
     loop.take()
-    assert [step.new for step in (loop.step(), loop.step())] == [(), ()]
     loop.take()
-    assert len(loop.step().new[0].token_ids) == 6
+    assert loop.output("r0") == expected_output(CONFIG, "r0", 4, 1)[0]
+    loop.drain()
+    assert (loop.output("r0"), loop.reason("r0")) == expected_output(CONFIG, "r0", 4, 5)
 
 
-def test_last_tokens_may_arrive_while_preempted():
-    """All draws are in flight when it loses its row: it ends without another step, and is never resumed."""
+def test_last_tokens_that_are_in_flight_at_a_preemption_are_drawn_again():
     loop = Loop()
     loop.add("r0", 3, 2)
     loop.step()
     loop.step()
     assert loop.scheduler.preempt("r0")
     loop.drain()
-    assert loop.reason("r0") == "length"
-    assert loop.output("r0") == expected_output(CONFIG, "r0", 3, 2)[0]
-    assert sum(len(step.new) for step in loop.steps) == 1
+    assert (loop.output("r0"), loop.reason("r0")) == expected_output(CONFIG, "r0", 3, 2)
+    assert sum(len(step.new) for step in loop.steps) == 2
     assert loop.runner.rows == {}
 
 
-def test_a_stop_token_may_arrive_while_preempted():
+def test_a_stop_token_that_is_in_flight_at_a_preemption_is_drawn_again():
     loop = Loop()
     loop.add("r1", 3, 9, stop=[token_at("r1", 3)])
     loop.step()
     loop.step()
     assert loop.scheduler.preempt("r1")
+    loop.take()
+    assert (loop.output("r1"), loop.reason("r1")) == ((), None)
     loop.drain()
     assert (len(loop.output("r1")), loop.reason("r1")) == (1, "stop")
 

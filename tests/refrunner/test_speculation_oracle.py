@@ -22,20 +22,23 @@ STAGES = (
 
 
 class Recorder:
-    """Notes what each step scheduled and emitted for each request."""
+    """Notes what each step scheduled and emitted for each request, but for what was in flight at a preemption."""
 
     def __init__(self, runner):
         self._runner = runner
         self.invariants, self.close = runner.invariants, runner.close
-        self.emitted = {}
+        self.emitted, self.preempted = {}, []
 
     def execute(self, step):
         handle, recorder = self._runner.execute(step), self
+        self.preempted += step.preempted
+        before = len(self.preempted)
 
         class Noted:
             def result(self):
                 output = handle.result()
-                for name, tokens in output.token_ids.items():
+                dropped = recorder.preempted[before:]
+                for name, tokens in {n: t for n, t in output.token_ids.items() if n not in dropped}.items():
                     recorder.emitted.setdefault(name, []).append((step.drafts.get(name, 0), tokens))
                 return output
 
