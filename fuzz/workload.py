@@ -132,6 +132,7 @@ class Trace:
         row_reuses: requests that got a row used before (0 for a runner without snapshots).
         row_moves: requests that resumed in another row than their last one (likewise).
         counts: preemptions, resumptions, aborts and chunks of prefill seen.
+        drafts: how many were verified, and how many of them accepted.
         padded: steps that had padding, by kind; only a runner with snapshots shows it.
         poisoned: places of each kind that were seen to hold poison, at most at once; only with the invariants.
     """
@@ -148,6 +149,7 @@ class Trace:
     counts: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("preempted", "resumed", "aborted", "chunked"), 0)
     )
+    drafts: tuple[int, int] = (0, 0)
     padded: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("tokens", "requests"), 0))
     poisoned: dict[str, int] = field(default_factory=dict)
 
@@ -201,6 +203,7 @@ class Driver:
             self._drive()
         except _TargetCrash as crash:
             self.trace.crash = crash.crash
+        self.trace.drafts = self._scheduler.speculation.drafts, self._scheduler.speculation.accepted
         for name, request in self._scheduler.requests.items():
             self.trace.results[name] = RequestResult(
                 request.output_token_ids, tuple(request.logprobs), request.finish_reason

@@ -1,9 +1,13 @@
-"""Stage 4: races. Whatever the device's load, no access without an order, and the same tokens."""
+"""Stage 4: races. Whatever the device's load, no access without an order, and the same tokens.
+
+The quick workload is driven in several schedules. Those with drafts and grammars, which a target may know, are driven
+in one: the verdict on order is the same in each, only what a race does to the tokens is not.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mrv2.checks.events import OperationKind
@@ -16,15 +20,14 @@ from mrv2.checks.virtual.schedules import Schedule, expand
 from mrv2.checks.virtual.uninitialised import find_uninitialised
 from mrv2.fuzz.programs import MODEL, RunnerProgram
 from mrv2.fuzz.targets.protocols import Feature, RunnerTarget
-from mrv2.fuzz.workload import Trace, run_target
+from mrv2.fuzz.workload import Trace, Workload, run_target
 from mrv2.refrunner.models.checkpoint import load_checkpoint
-from mrv2.refrunner.oracle.llama import LlamaOracle
-from mrv2.refrunner.oracle.oracle import Oracle
 
 from .base import Budget, Progress, Silent, StageResult
 from .counting import Counting
+from .further import further_workloads, unexercised_further
 from .on_cuda import ON_CUDA, run_on_cuda
-from .runner_oracle import RunnerAgainstOracle
+from .runner_oracle import RunnerAgainstOracle, knows_grammars, tiny_oracle
 from .traces import missing_features, trace_findings, unexercised
 from .workloads import quick_workload
 
@@ -61,16 +64,50 @@ class Races:
         checkpoint = load_checkpoint(MODEL)
         vocab_size = checkpoint.config.vocab_size
         workload = quick_workload(vocab_size, budget.seed + 2, NEW_TOKENS)
-        oracle = Oracle(LlamaOracle(checkpoint.config, checkpoint.tensors))
-        judge = RunnerAgainstOracle(MODEL, vocab_size, oracle)
-        trial = _Trial(RunnerProgram(target, workload), judge, run_target(target, {"model": MODEL}, workload))
+        further = further_workloads(target, vocab_size)
+        judge = RunnerAgainstOracle(MODEL, vocab_size, tiny_oracle(checkpoint, with_grammars=knows_grammars(target)))
+
+        def trial(workload: Workload, name: str = "") -> _Trial:
+            trace = run_target(target, {"model": MODEL}, workload)
+            return _Trial(RunnerProgram(target, workload), judge, trace, name)
+
         if self._device == ON_CUDA:
-            progress.start(1)
-            result = trial.on_cuda()
+            progress.start(1 + len(further))
+            first = trial(workload).on_cuda()
             progress.advance()
-            return result
-        progress.start(3 + len(expand(OTHERS)))
-        return trial.on_virtual(budget.seed, progress)
+        else:
+            progress.start(3 + len(expand(OTHERS)) + len(further))
+            first = trial(workload).on_virtual(budget.seed, progress, len(further))
+        return _with_further(first, _further(trial, further, self._device, budget.seed, progress))
+
+
+def _further(
+    trial: Callable[[Workload, str], _Trial],
+    workloads: Mapping[str, Workload],
+    device: str,
+    seed: int,
+    progress: Progress,
+) -> Iterator[tuple[str, StageResult]]:
+    for name, workload in workloads.items():
+        one = trial(workload, name)
+        yield name, one.on_cuda() if device == ON_CUDA else one.in_one_order(seed)
+        progress.advance()
+
+
+def _with_further(first: StageResult, further: Iterable[tuple[str, StageResult]]) -> StageResult:
+    """One result of all workloads; the first line that is no praise is the summary."""
+    results = dict(further)
+    every = [first, *results.values()]
+    wrong = next((result for result in every if result.verdict is not RunVerdict.PASS), None)
+    also = f"; {', '.join(results)}: likewise" if results else ""
+    findings = {finding.fingerprint(): finding for result in every for finding in result.findings}
+    return StageResult(
+        combine([result.verdict for result in every]),
+        first.summary + also if wrong is None else wrong.summary,
+        tuple(findings.values()),
+        {**first.metrics, "further": {name: dict(result.metrics) for name, result in results.items()}},
+        {**first.coverage, "further": {name: dict(result.coverage) for name, result in results.items()}},
+    )
 
 
 @dataclass(frozen=True)
@@ -81,17 +118,19 @@ class _Trial:
         program: builds the target there, and drives it.
         judge: knows the right tokens.
         reference: what the workload saw on the plain CPU.
+        name: of one that only some targets can do.
     """
 
     program: RunnerProgram
     judge: RunnerAgainstOracle
     reference: Trace
+    name: str
 
-    def on_virtual(self, seed: int, progress: Progress) -> StageResult:
-        """In several schedules, and with other bytes in fresh memory."""
+    def on_virtual(self, seed: int, progress: Progress, others: int) -> StageResult:
+        """In several schedules, and with other bytes in fresh memory; so many other workloads are still to come."""
         findings = self._judged(self.reference)
         progress.advance()
-        drives = [*_drives(self.program, seed, progress)]
+        drives = [*_drives(self.program, seed, progress, others)]
         obstacle = next((drive.obstacle for drive in drives if drive.obstacle), None)
         if obstacle:
             return StageResult(RunVerdict.INCONCLUSIVE, obstacle, coverage=_coverage(drives))
@@ -103,6 +142,14 @@ class _Trial:
         progress.advance()
         found = [*findings, *_merged(drives), *_differences(self.reference, drives)]
         return _result(f"{len(drives)} schedules of", self.reference, found, drives, undecided)
+
+    def in_one_order(self, seed: int) -> StageResult:
+        """In the first schedule alone."""
+        drives = [_drive(self.program, Schedule(FIRST, seed))[0]]
+        if drives[0].obstacle:
+            return StageResult(RunVerdict.INCONCLUSIVE, drives[0].obstacle, coverage=_coverage(drives))
+        found = [*self._judged(self.reference), *_merged(drives), *_differences(self.reference, drives)]
+        return _result("one schedule of", self.reference, found, drives, self._unexercised())
 
     def on_cuda(self) -> StageResult:
         """Once, on this machine's GPU."""
@@ -125,7 +172,13 @@ class _Trial:
         return tuple(self.judge.judge(self.program.workload, trace, Silent()).findings)
 
     def _unexercised(self) -> list[str]:
-        return [f"not exercised: {what}" for what in unexercised(self.reference, self.program.workload)]
+        workload = self.program.workload
+        missing = (
+            unexercised_further(self.name, workload, self.reference)
+            if self.name
+            else unexercised(self.reference, workload)
+        )
+        return [f"not exercised: {what}" for what in missing]
 
 
 @dataclass(frozen=True)
@@ -157,7 +210,7 @@ class _Drive:
         return None if self.counted.enqueued else "the target enqueued nothing on the device"
 
 
-def _drives(program: RunnerProgram, seed: int, progress: Progress) -> Iterator[_Drive]:
+def _drives(program: RunnerProgram, seed: int, progress: Progress, others_to_come: int) -> Iterator[_Drive]:
     """One run for each schedule; which streams there are to starve is known after the first."""
     first, streams = _drive(program, Schedule(FIRST, seed))
     progress.advance()
@@ -165,7 +218,7 @@ def _drives(program: RunnerProgram, seed: int, progress: Progress) -> Iterator[_
     if first.obstacle:
         return
     others = expand(OTHERS, streams=streams, seed=seed)
-    progress.start(3 + len(others))
+    progress.start(3 + len(others) + others_to_come)
     for schedule in others:
         yield _drive(program, schedule)[0]
         progress.advance()

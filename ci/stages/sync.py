@@ -23,6 +23,7 @@ from mrv2.refrunner.models.checkpoint import load_checkpoint
 
 from .base import Budget, Progress, StageResult
 from .counting import Counting
+from .further import further_workloads
 from .on_cuda import ON_CUDA, run_on_cuda
 from .traces import missing_features, trace_findings
 from .workloads import quick_workload
@@ -35,7 +36,7 @@ _OUR_LIMITS = ("UnsupportedOperationError", "VirtualDeviceError")
 
 
 class Sync:
-    """Drives the quick workload and watches the hot paths.
+    """Drives the quick workload and watches the hot paths; then those with drafts and grammars, busy only.
 
     They are those that the target names itself, or else those of the project that the current folder belongs to.
     Always on the tiny model: what waits does not depend on weights.
@@ -65,12 +66,17 @@ class Sync:
                 "no hot path is named: write hot_paths = [...] into [tool.mrv2] of pyproject.toml",
             )
         vocab_size = load_checkpoint(MODEL).config.vocab_size
-        program = RunnerProgram(target, quick_workload(vocab_size, budget.seed + 3, NEW_TOKENS))
-        schedules = (ON_CUDA,) if self._device == ON_CUDA else SCHEDULES
-        progress.start(len(schedules))
+        workload, further = (
+            quick_workload(vocab_size, budget.seed + 3, NEW_TOKENS),
+            further_workloads(target, vocab_size),
+        )
+        first, *others = (ON_CUDA,) if self._device == ON_CUDA else SCHEDULES
+        asked = [(first, "", workload), *((schedule, "", workload) for schedule in others)]
+        asked += [(first, name, workload) for name, workload in further.items()]
+        progress.start(len(asked))
         drives = []
-        for schedule in schedules:
-            drives.append(_drive(program, settings, schedule))
+        for schedule, name, workload in asked:
+            drives.append(_drive(RunnerProgram(target, workload), settings, schedule, name))
             progress.advance()
         return _result(settings, drives)
 
@@ -86,10 +92,10 @@ def settings_of(target: RunnerTarget, folder: Path) -> Settings:
 
 @dataclass(frozen=True)
 class _Drive:
-    """The workload under one schedule.
+    """A workload under one schedule.
 
     Attributes:
-        schedule: its name.
+        schedule: its name, and that of a workload that only some targets can do.
         error: why the runner could not be built, if so.
         worked: how much it gave the device to do: operations, or on a real one bytes that it allocated.
         trace: what the workload saw; None if the runner could not be built.
@@ -131,23 +137,26 @@ class _Drive:
             yield from trace_findings(self.trace)
 
 
-def _drive(program: RunnerProgram, settings: Settings, schedule: str) -> _Drive:
-    return _on_cuda(program, settings) if schedule == ON_CUDA else _on_virtual(program, settings, schedule)
+def _drive(program: RunnerProgram, settings: Settings, schedule: str, name: str) -> _Drive:
+    shown = f"{schedule}, {name}" if name else schedule
+    if schedule == ON_CUDA:
+        return _on_cuda(program, settings, shown)
+    return _on_virtual(program, settings, schedule, shown)
 
 
-def _on_virtual(program: RunnerProgram, settings: Settings, schedule: str) -> _Drive:
+def _on_virtual(program: RunnerProgram, settings: Settings, schedule: str, shown: str) -> _Drive:
     counted = Counting()
     with Watch(settings) as watch, MemoryWatch(settings.memory) as memory:
         run = run_program(program, schedule, judge=counted, hooks=(install(watch), memory.hook()))
     waits = (*watch.findings, *memory.findings)
-    return _Drive(schedule, run.error, counted.enqueued.total(), program.trace, watch, memory, waits)
+    return _Drive(shown, run.error, counted.enqueued.total(), program.trace, watch, memory, waits)
 
 
-def _on_cuda(program: RunnerProgram, settings: Settings) -> _Drive:
+def _on_cuda(program: RunnerProgram, settings: Settings, shown: str) -> _Drive:
     run = run_on_cuda(program, settings, races=False)
     audit, watch = run.audit, run.audit.watch
     assert watch is not None  # waits were asked for
-    return _Drive(ON_CUDA, run.error, audit.allocated, program.trace, watch, audit.memory, tuple(audit.waits))
+    return _Drive(shown, run.error, audit.allocated, program.trace, watch, audit.memory, tuple(audit.waits))
 
 
 def _result(settings: Settings, drives: Sequence[_Drive]) -> StageResult:
@@ -156,7 +165,9 @@ def _result(settings: Settings, drives: Sequence[_Drive]) -> StageResult:
     entries = sum(drives[0].watch.entries.values())
     allowed = f", {len(settings.allowances)} allowed" if settings.allowances else ""
     verdicts = [verdict_of(found)]
-    summary = f"{', '.join(settings.hot_paths)}: entered {entries} times, no hidden wait{allowed}"
+    also = ", ".join(drive.schedule.partition(", ")[2] for drive in drives if ", " in drive.schedule)
+    likewise = f"; {also}: likewise" if also else ""
+    summary = f"{', '.join(settings.hot_paths)}: entered {entries} times, no hidden wait{allowed}{likewise}"
     if found:
         summary = found[0].title
     if obstacle:

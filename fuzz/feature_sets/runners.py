@@ -13,6 +13,8 @@ from mrv2.refrunner.api import Handle, LogitsFault, Step, StepOutput, TokenLogpr
 class RecordingRunner:
     """Notes reports and faults when the driver takes an output. It shows no snapshots, since each one synchronises.
 
+    What was in flight when its request was preempted is dropped, as it is by the scheduler.
+
     Attributes:
         reports: on drawn tokens, by request.
         prompts: on tokens of prompts, by request.
@@ -24,10 +26,12 @@ class RecordingRunner:
         self.reports: dict[str, list[TokenLogprobs]] = {}
         self.prompts: dict[str, tuple[TokenLogprobs | None, ...]] = {}
         self.faults: dict[str, LogitsFault] = {}
+        self._preempted: list[str] = []
 
     def execute(self, step: Step) -> Handle:
         """See :class:`Runner`."""
-        return _Noted(self._runner.execute(step), self)
+        self._preempted += step.preempted
+        return _Noted(self._runner.execute(step), self, len(self._preempted))
 
     def invariants(self) -> list[Finding]:
         """See :class:`Runner`."""
@@ -37,22 +41,29 @@ class RecordingRunner:
         """See :class:`Runner`."""
         self._runner.close()
 
-    def note(self, output: StepOutput) -> None:
-        """Add what an output holds beside tokens and their log-probabilities."""
+    def note(self, output: StepOutput, preemptions: int) -> None:
+        """Add what an output holds beside tokens and their log-probabilities.
+
+        Args:
+            preemptions: that had been told when its step was executed.
+        """
+        dropped = set(self._preempted[preemptions:])
         for name, reports in output.top_logprobs.items():
-            self.reports.setdefault(name, []).extend(reports)
-        self.prompts.update(output.prompt_logprobs)
-        self.faults.update(output.faults)
+            if name not in dropped:
+                self.reports.setdefault(name, []).extend(reports)
+        self.prompts.update({n: reports for n, reports in output.prompt_logprobs.items() if n not in dropped})
+        self.faults.update({n: fault for n, fault in output.faults.items() if n not in dropped})
 
 
 class _Noted:
-    def __init__(self, handle: Handle, recorder: RecordingRunner) -> None:
+    def __init__(self, handle: Handle, recorder: RecordingRunner, preemptions: int) -> None:
         self._handle = handle
         self._recorder = recorder
+        self._preemptions = preemptions
 
     def result(self) -> StepOutput:
         output = self._handle.result()
-        self._recorder.note(output)
+        self._recorder.note(output, self._preemptions)
         return output
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mrv2.checks import triton_cpu
 from mrv2.checks.codes import CODES
 from mrv2.checks.findings import RunVerdict
 from mrv2.checks.virtual import UnsupportedOperationError
@@ -16,6 +17,7 @@ from mrv2.checks.virtual.runs import run_program
 from mrv2.checks.virtual.schedules import expand
 from mrv2.ci.stages import races
 from mrv2.ci.stages.base import Budget
+from mrv2.ci.stages.further import further_workloads
 from mrv2.ci.stages.races import FIRST, NEEDED, OTHERS, Races
 from mrv2.fuzz.mutants import MUTATIONS, ORDERING, mutant
 from mrv2.fuzz.programs import RunnerProgram, random_workload
@@ -40,6 +42,7 @@ def short(monkeypatch):
     """A few steps only, for what does not need the whole workload."""
     monkeypatch.setattr(races, "quick_workload", lambda vocab, seed, _: random_workload(vocab, seed, 3))
     monkeypatch.setattr(races, "unexercised", lambda *_: [])
+    monkeypatch.setattr(races, "further_workloads", lambda *_: {})
 
 
 def is_json(result):
@@ -49,10 +52,15 @@ def is_json(result):
 
 @pytest.mark.slow
 def test_the_runner_passes(progress):
-    result = Races().run(ReferenceTarget(), Budget(), progress)
+    with triton_cpu.enabled() as session:
+        result = Races().run(ReferenceTarget(), Budget(), progress)
+    assert session.findings == []
     assert (result.verdict, result.findings) == (RunVerdict.PASS, ())
-    assert "6 schedules of 29 steps on the tiny model" in result.summary
-    assert progress.done == progress.total == 8
+    assert "6 schedules of 30 steps on the tiny model" in result.summary
+    further = further_workloads(ReferenceTarget(), 256)
+    assert f"{', '.join(further)}: likewise" in result.summary and {"grammars", "drafts of a head"} <= further.keys()
+    assert list(result.coverage["further"]) == list(further)
+    assert progress.done == progress.total == 8 + len(further)
     assert result.coverage["schedules"] == SCHEDULES
     assert set(result.coverage["lanes"]) == {"default stream", "stream 1", "host thread"}
     assert result.coverage["kernels"]["triton:sample_blocks"] > 10

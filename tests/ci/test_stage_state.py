@@ -55,7 +55,7 @@ STATE_FAULTS = {
     "block_table_off_by_one": ("MRV304", "block_tables"),
     "position_off_by_one": ("MRV304", "positions"),
     "last_sampled_not_set_on_resume": ("MRV304", "input_ids"),
-    "chunk_counts_as_decode": ("MRV304", "input_ids"),
+    "chunk_counts_as_decode": ("MRV306", "counter"),
     "token_table_not_updated": ("MRV306", "newest-token"),
     "padding_keeps_its_length": ("MRV306", "padding"),
 }

@@ -7,12 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mrv2.checks import triton_cpu
 from mrv2.checks.codes import CODES
 from mrv2.checks.findings import RunVerdict
 from mrv2.checks.hot_path import HotPathError
 from mrv2.checks.virtual import UnsupportedOperationError
 from mrv2.ci.stages import sync
 from mrv2.ci.stages.base import Budget
+from mrv2.ci.stages.further import further_workloads
 from mrv2.ci.stages.sync import NEEDED, SCHEDULES, Sync
 from mrv2.fuzz.mutants import WAITING, mutant
 from mrv2.fuzz.programs import random_workload
@@ -42,6 +44,7 @@ ENGINE = "mrv2.fuzz.targets.reference:ReferenceRunner.execute"
 def short(monkeypatch):
     """A few steps only, in which a request leaves."""
     monkeypatch.setattr(sync, "quick_workload", lambda vocab, seed, _: random_workload(vocab, 1, 6))
+    monkeypatch.setattr(sync, "further_workloads", lambda *_: {})
 
 
 @pytest.fixture
@@ -69,12 +72,14 @@ def is_json(result):
 
 @pytest.mark.slow
 def test_the_runner_passes(progress):
-    result = Sync().run(ReferenceTarget(), Budget(), progress)
+    with triton_cpu.enabled():
+        result = Sync().run(ReferenceTarget(), Budget(), progress)
     assert (result.verdict, result.findings) == (RunVerdict.PASS, ())
-    assert result.summary == f"{EXECUTE}: entered 32 times, no hidden wait"
-    assert progress.done == progress.total == 2
-    assert result.coverage["schedules"] == list(SCHEDULES)
-    assert result.coverage["hot paths"] == {EXECUTE: 32}
+    further = further_workloads(ReferenceTarget(), 256)
+    assert result.summary == f"{EXECUTE}: entered 27 times, no hidden wait; {', '.join(further)}: likewise"
+    assert progress.done == progress.total == 2 + len(further)
+    assert result.coverage["schedules"] == [*SCHEDULES, *(f"late, {name}" for name in further)]
+    assert result.coverage["hot paths"] == {EXECUTE: 27}
     assert is_json(result)
 
 

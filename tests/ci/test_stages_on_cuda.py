@@ -146,4 +146,4 @@ def test_the_races_stage_on_a_gpu(short, progress):
 def test_the_command_on_a_gpu(tmp_path):
     result = verify("--device", "cuda", "--stage", "races", "--stage", "sync", "--json", str(tmp_path / "report.json"))
     assert result.exit_code == 0, result.output
-    assert "on a GPU, 29 steps" in result.output
+    assert "on a GPU, 30 steps" in result.output
