@@ -1,8 +1,8 @@
 """The reference runner in each of the ways in which it orders its work: a program in which every fence is needed.
 
 A fence that is vacuous in a run with little in it may be needed in another one, so ``mrv2 fences refrunner`` looks at
-all of these together: uploads that are copied or read in place, graphs, drafts, prefixes that are found and blocks that
-are copied, reports on prompts, masks of grammars.
+all of these together: uploads that are copied or read in place, graphs, drafts of each proposer, prefixes that are
+found and blocks that are copied, reports on prompts, masks of grammars, with drafts and without.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"graph_mode": "full", "prefix_caching": True, "max_num_reqs": 3},
     {"graph_mode": "piecewise", "max_num_reqs": 3},
     {"speculation": "ngram", "staged_writes": "in_place", "max_num_reqs": 3},
+    {"speculation": "draft", "graph_mode": "piecewise", "max_num_reqs": 3},
+    {"speculation": "eagle", "graph_mode": "full", "max_num_reqs": 3},
 )
 REPORTED = SamplingParams(
     temperature=0.7, seed=3, max_tokens=3, logprobs=2, prompt_logprobs=1, repetition_penalty=1.2, top_p=0.9
@@ -59,7 +61,8 @@ def _workloads() -> Iterator[Workload]:
     for way in WAYS:
         yield Workload(tuple(_requests()), {**CAPACITIES, **way}, VOCAB_SIZE, steps_in_flight=3)
     if find_spec("llguidance"):  # which grammars need, and only they
-        yield _masks_by_turns()
+        yield _masks_by_turns({})
+        yield _masks_by_turns({"speculation": "ngram", "num_drafts": 2})
 
 
 def _requests() -> Iterator[WorkloadRequest]:
@@ -70,8 +73,7 @@ def _requests() -> Iterator[WorkloadRequest]:
         yield WorkloadRequest(f"r{index}", prompt, sampling, preempt_after=(0,) if index % 2 else ())
 
 
-def _masks_by_turns() -> Workload:
+def _masks_by_turns(way: dict[str, Any]) -> Workload:
     """Two requests that draw in every second step each, so that every step has masks of its own."""
-    return Workload(
-        in_turns().requests, {**CAPACITIES, "max_num_reqs": 2, "grammars": True}, VOCAB_SIZE, steps_in_flight=2
-    )
+    settings = {**CAPACITIES, "max_num_reqs": 2, "grammars": True, **way}
+    return Workload(in_turns().requests, settings, VOCAB_SIZE, steps_in_flight=2)

@@ -1,7 +1,8 @@
 """Stage 4: races. Whatever the device's load, no access without an order, and the same tokens.
 
 The quick workload is driven in several schedules. Those with drafts and grammars, which a target may know, are driven
-in one: the verdict on order is the same in each, only what a race does to the tokens is not.
+in two, as busy a device as can be and an idle one: the verdict on order is the same in all in which a program takes the
+same way, and what it polls answers no in the one and yes in the other.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .traces import missing_features, trace_findings, unexercised
 from .workloads import quick_workload
 
 NEEDED = (Feature.CHUNKED_PREFILL, Feature.PREEMPTION, Feature.ABORT, Feature.SEEDED_SAMPLING)
-FIRST = "late"
+FIRST, IDLE = "late", "early"
 OTHERS = "early,random:0,random:1,starve"
 # Order does not depend on how much is generated, and kernels are interpreted here.
 NEW_TOKENS = 6
@@ -90,7 +91,7 @@ def _further(
 ) -> Iterator[tuple[str, StageResult]]:
     for name, workload in workloads.items():
         one = trial(workload, name)
-        yield name, one.on_cuda() if device == ON_CUDA else one.in_one_order(seed)
+        yield name, one.on_cuda() if device == ON_CUDA else one.busy_and_idle(seed)
         progress.advance()
 
 
@@ -143,13 +144,14 @@ class _Trial:
         found = [*findings, *_merged(drives), *_differences(self.reference, drives)]
         return _result(f"{len(drives)} schedules of", self.reference, found, drives, undecided)
 
-    def in_one_order(self, seed: int) -> StageResult:
-        """In the first schedule alone."""
-        drives = [_drive(self.program, Schedule(FIRST, seed))[0]]
-        if drives[0].obstacle:
-            return StageResult(RunVerdict.INCONCLUSIVE, drives[0].obstacle, coverage=_coverage(drives))
+    def busy_and_idle(self, seed: int) -> StageResult:
+        """In two schedules."""
+        drives = [_drive(self.program, Schedule(kind, seed))[0] for kind in (FIRST, IDLE)]
+        obstacle = next((drive.obstacle for drive in drives if drive.obstacle), None)
+        if obstacle:
+            return StageResult(RunVerdict.INCONCLUSIVE, f"{self.name}: {obstacle}", coverage=_coverage(drives))
         found = [*self._judged(self.reference), *_merged(drives), *_differences(self.reference, drives)]
-        return _result("one schedule of", self.reference, found, drives, self._unexercised())
+        return _result(f"{self.name}, {len(drives)} schedules of", self.reference, found, drives, self._unexercised())
 
     def on_cuda(self) -> StageResult:
         """Once, on this machine's GPU."""

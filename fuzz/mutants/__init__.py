@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .catalogue import MUTATIONS
 from .edges import EDGES
+from .further import FURTHER_EDGES, FURTHER_WAITS
 from .grammar import EDGES as MASK_EDGES
 from .grammar import MASKS
 from .ordering import ORDERING
@@ -17,11 +18,24 @@ from .targets import MutantTarget, mutant
 from .waiting import WAITING
 
 __all__ = [
-    "ACCOUNTING", "ADDED", "DISTRIBUTION", "EDGES", "MASKS", "MASK_EDGES", "MUTATIONS", "ORDERING", "PLANTED",
-    "PROPOSALS", "WAITING", "MutantTarget", "Mutation", "mutant", "mutated_package",
+    "ACCOUNTING", "ADDED", "DISTRIBUTION", "EDGES", "FURTHER_EDGES", "FURTHER_WAITS", "MASKS", "MASK_EDGES",
+    "MUTATIONS", "ORDERING", "PLANTED", "PROPOSALS", "WAITING", "MutantTarget", "Mutation", "mutant", "mutated_package",
 ]  # fmt: skip
 
-_ALL = (*MUTATIONS, *EDGES, *ORDERING, *WAITING, *MASKS, *MASK_EDGES, *DISTRIBUTION, *ACCOUNTING, *PROPOSALS, *ADDED)
+_ALL = (
+    *MUTATIONS,
+    *EDGES,
+    *ORDERING,
+    *WAITING,
+    *MASKS,
+    *MASK_EDGES,
+    *DISTRIBUTION,
+    *ACCOUNTING,
+    *PROPOSALS,
+    *ADDED,
+    *FURTHER_EDGES,
+    *FURTHER_WAITS,
+)
 
 
 def __dir__() -> list[str]:

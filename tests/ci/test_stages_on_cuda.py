@@ -29,6 +29,7 @@ def short(monkeypatch):
     """A few steps only, in which a request leaves."""
     for stage in (races, sync):
         monkeypatch.setattr(stage, "quick_workload", lambda vocab, seed, _: random_workload(vocab, 1, 4))
+        monkeypatch.setattr(stage, "further_workloads", lambda *_: {})
     monkeypatch.setattr(races, "unexercised", lambda *_: [])
 
 
