@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -12,8 +12,8 @@ from .intervals import Innermost, Interval, clipped, gaps, length, union
 from .loading import Launches, Timeline, load
 from .moments import Moments
 from .phases import COPIES, Part, part_of_kernel, part_of_range
-from .places import Bubble, Group, find_bubbles, find_pageable, find_waits, grouped, wanted_moments
-from .records import DeviceKind, DeviceWork, HostCall, launches_graph, waits_for
+from .places import Bubble, Group, find_bubbles, find_pageable, find_waits, grouped, waiting_calls, wanted_moments
+from .records import DeviceKind, DeviceWork, HostCall, launches_graph
 from .records import launches as is_launch
 from .steps import Step, Steps, find_steps
 
@@ -160,9 +160,10 @@ def analyse(path: Path, step_name: str | None = None, bubble_us: float = DEFAULT
     device = _device_of(of_step)
     busy = union((one.start, one.end) for one in timeline.work if one.device == device)
     window = _window(of_step, device)
-    parts = _parts(timeline, steps)
+    waiting = waiting_calls(timeline, launches)
+    parts = _parts(timeline, steps, waiting)
     times = _all_times(timeline, launches, steps, of_step, parts, busy, device)
-    waits, pageable = find_waits(timeline, launches, steps), find_pageable(timeline, launches, steps)
+    waits, pageable = find_waits(waiting, steps), find_pageable(timeline, launches, steps)
     idle = [] if window is None else gaps(busy, window)
     long = sorted((gap for gap in idle if gap[1] - gap[0] > bubble_us * 1000), key=lambda gap: gap[0] - gap[1])
     moments = Moments(timeline.source, wanted_moments((waits, pageable), long, steps))
@@ -208,7 +209,7 @@ def _window(of_step: Sequence[Sequence[tuple[DeviceWork, HostCall]]], device: in
     return (min(one.start for one in mine), max(one.end for one in mine)) if mine else None
 
 
-def _parts(timeline: Timeline, steps: Steps) -> Innermost[Part]:
+def _parts(timeline: Timeline, steps: Steps, waiting: Mapping[HostCall, str]) -> Innermost[Part]:
     """The parts of the steps on their thread; a call that waits is a wait, in whatever part it is."""
     thread = steps.process, steps.thread
     ranges = [
@@ -216,16 +217,14 @@ def _parts(timeline: Timeline, steps: Steps) -> Innermost[Part]:
         for one in timeline.ranges
         if (one.process, one.thread) == thread and (part := part_of_range(one.name))
     ]
-    calls = (
-        (call.start, call.end, part)
-        for call in timeline.calls
-        if (call.process, call.thread) == thread and (part := _part_of_call(call, named=bool(ranges)))
-    )
+    mine = (call for call in timeline.calls if (call.process, call.thread) == thread)
+    parts = ((call, _part_of_call(call, waits=call in waiting, named=bool(ranges))) for call in mine)
+    calls = ((call.start, call.end, part) for call, part in parts if part is not None)
     return Innermost((*ranges, *calls))
 
 
-def _part_of_call(call: HostCall, *, named: bool) -> Part | None:
-    if waits_for(call.name):
+def _part_of_call(call: HostCall, *, waits: bool, named: bool) -> Part | None:
+    if waits:
         return Part.WAIT
     if named:
         return None

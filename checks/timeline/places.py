@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
+from ..semantics import PAGEABLE_STAGING_LIMIT
 from .intervals import Innermost, Interval
 from .loading import Launches, Timeline
 from .moments import Moments, Thread
@@ -78,18 +79,25 @@ class Bubble:
     meanwhile: tuple[tuple[str, float], ...]
 
 
-def find_waits(timeline: Timeline, launches: Launches, steps: Steps) -> list[Occurrence]:
-    """Waits of the host within steps, those that took longest first; a download to pageable memory is one."""
-    pageable = {
-        call for work in timeline.work
-        if work.pageable and work.kind is DeviceKind.DOWNLOAD and (call := launches.of(work)) is not None
-    }  # fmt: skip
-    waiting = (
-        (call, PAGEABLE_DOWNLOAD if call in pageable else waits_for(call.name), 0)
-        for call in timeline.calls
-        if call in pageable or waits_for(call.name) is not None
-    )
-    return _in_steps(waiting, steps)
+def waiting_calls(timeline: Timeline, launches: Launches) -> dict[HostCall, str]:
+    """Calls that make the host wait, each with what it waits for.
+
+    Beside those that do so by their nature: copies to pageable memory, and from it if they are larger than what a
+    driver stages at most (``checks.semantics``).
+    """
+    waits = {call: str(what) for call in timeline.calls if (what := waits_for(call.name)) is not None}
+    for work in timeline.work:
+        if work.pageable and (call := launches.of(work)) is not None:
+            if work.kind is DeviceKind.DOWNLOAD:
+                waits[call] = PAGEABLE_DOWNLOAD
+            elif work.kind is DeviceKind.UPLOAD and work.num_bytes > PAGEABLE_STAGING_LIMIT:
+                waits[call] = PAGEABLE_UPLOAD
+    return waits
+
+
+def find_waits(waits: Mapping[HostCall, str], steps: Steps) -> list[Occurrence]:
+    """Waits of the host within steps, those that took longest first."""
+    return _in_steps(((call, what, 0) for call, what in waits.items()), steps)
 
 
 def find_pageable(timeline: Timeline, launches: Launches, steps: Steps) -> list[Occurrence]:
@@ -103,9 +111,9 @@ def find_pageable(timeline: Timeline, launches: Launches, steps: Steps) -> list[
     return _in_steps(copies, steps)
 
 
-def _in_steps(calls: Iterable[tuple[HostCall, str | None, int]], steps: Steps) -> list[Occurrence]:
+def _in_steps(calls: Iterable[tuple[HostCall, str, int]], steps: Steps) -> list[Occurrence]:
     found = [
-        Occurrence(call, str(what), step, size)
+        Occurrence(call, what, step, size)
         for call, what, size in calls
         if call.process == steps.process and (step := steps.index_at(call.start)) is not None
     ]

@@ -25,16 +25,14 @@ def timeline_lines(analysis: Analysis) -> list[str]:
 def summary_lines(analysis: Analysis) -> list[str]:
     """The first screen."""
     timeline, steps = analysis.timeline, analysis.steps
+    on_device = (*_counts(analysis), *_overlap(analysis), *_first_waits(analysis), *_first_bubbles(analysis))
     rank = f", rank {timeline.source.facts['rank']}" if "rank" in timeline.source.facts else ""
     platform = " of an AMD device" if timeline.is_amd else ""
     return [
         f"{timeline.source.format}{platform}{rank}; steps: {len(steps.steps)}, by {steps.found_by}",
         *_table(analysis),
         *_device(analysis),
-        *_counts(analysis),
-        *_overlap(analysis),
-        *_first_waits(analysis),
-        *_first_bubbles(analysis),
+        *(on_device if analysis.devices or timeline.calls else ()),
         *([f"warning: {timeline.source.cut}; what is said holds for what was read"] if timeline.source.cut else []),
     ]
 
@@ -55,7 +53,7 @@ def _table(analysis: Analysis) -> Iterator[str]:
 
 def _device(analysis: Analysis) -> Iterator[str]:
     if not analysis.devices:
-        yield "the device: no kernel or copy in this trace, so nothing is known of it; was only the CPU recorded?"
+        yield "device: no kernel or copy in this trace, so nothing is known of it; was only the CPU recorded?"
     for index, one in enumerate(analysis.devices[:4]):
         window = max(one.window, 1)
         bubble = f", {analysis.mean_us(times.bubble for times in analysis.times):.1f} µs a step" if index == 0 else ""

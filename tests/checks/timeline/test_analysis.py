@@ -98,6 +98,12 @@ def test_copies_of_pageable_memory(analysed):
         ("pageable upload", 1, 100), ("pageable download", 1, 200),
     }  # fmt: skip
     assert {group.what for group in analysis.waits} == {"event", "pageable download"}
+    recording.copy("up", 2070, 2185, 5, 2 << 20, "Pageable")
+    assert "pageable upload" not in {group.what for group in analysed(recording.events).waits}, "the driver stages it"
+    recording.copy("up", 2065, 2190, 5, (2 << 20) + 1, "Pageable", took=30)
+    analysis = analysed(recording.events)
+    assert [(group.what, group.count) for group in analysis.waits if "upload" in group.what] == [("pageable upload", 1)]
+    assert us(analysis.times[1].host)[Part.WAIT] == 130
     assert not analysed(decode(Recording()).events).pageable
 
 
