@@ -149,14 +149,7 @@ def figures(round_: Round, host: Mapping[str, float], device: DeviceTime | None)
         "host microseconds a step": {**host, "without waits": sum(host.values()) - host.get("mrv2.wait", 0.0)},
     }
     if device is not None:
-        told["device, profiled"] = {
-            **asdict(device),
-            "idle share in gaps over 5 us": device.idle_in_gaps / device.microseconds,
-            "launches a step": device.launches / device.steps,
-            "kernels a step": device.kernels / device.steps,
-            "upload bytes a step": device.copied_bytes.get("upload", 0) / device.steps,
-            "uploads a step": device.copies.get("upload", 0) / device.steps,
-        }
+        told["device, profiled"] = device.as_json()
     return told
 
 
@@ -221,9 +214,10 @@ def _line(rounds: Sequence[Mapping[str, Any]]) -> str:
     )
     device = rounds[0].get("device, profiled")
     if device:
+        step = device["per step"]
         line += (
-            f"; profiled: idle {100 * device['idle share in gaps over 5 us']:.1f} %, {device['launches a step']:.1f} "
-            f"launches, {device['uploads a step']:.1f} uploads of {device['upload bytes a step']:.0f} bytes"
+            f"; profiled: idle {100 * device['idle share in gaps over 5 us']:.1f} %, {step['launches']:.1f} launches, "
+            f"{step['uploads']:.1f} uploads of {step['upload bytes']:.0f} bytes"
         )
     return line
 
