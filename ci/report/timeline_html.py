@@ -41,7 +41,8 @@ def write_timeline_html(path: Path, analysis: Analysis) -> None:
         OSError: the file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(timeline_page(analysis), encoding="utf-8")
+    # A name in a trace may hold half a surrogate pair, which is no text.
+    temporary.write_text(timeline_page(analysis), encoding="utf-8", errors="backslashreplace")
     temporary.replace(path)
 
 

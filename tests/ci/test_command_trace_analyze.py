@@ -105,6 +105,14 @@ def test_what_is_no_trace_is_named_in_four_parts(content: str, told: str) -> Non
     assert all(part in done.stderr for part in ("rule ", "why ", "instead "))
 
 
+def test_a_name_that_is_no_text() -> None:
+    event = {"ph": "X", "cat": "kernel", "name": "half \ud800 <b>", "ts": 1, "dur": 5, "pid": 0, "tid": 7}
+    Path("odd.json").write_text(json.dumps({"traceEvents": [event]}))
+    done = mrv2("odd.json", "--html", "out.html", "--json", "out.json")
+    assert (done.exit_code, first_fault(json.loads(Path("out.json").read_text()))) == (0, None)
+    assert "<b>" not in Path("out.html").read_text(encoding="utf-8")
+
+
 def test_a_threshold_that_is_none() -> None:
     done = mrv2(TRACES / "ordinary.json.gz", "--bubble-us", "nan")
     assert (done.exit_code, "it is a time of 0 µs or more" in done.stderr) == (2, True)

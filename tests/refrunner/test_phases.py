@@ -53,6 +53,7 @@ def run_a_request(runner, config):
     engine = Engine(runner, config)
     engine.add("a", (5, 6, 7), SamplingParams(max_tokens=2, temperature=0.0))
     engine.drain()
+    return engine.requests["a"].output_token_ids
 
 
 def test_phases_of_a_request(make_runner):
@@ -80,3 +81,15 @@ def test_profiler_sees_the_phases(make_runner):
 def test_nvtx_without_cuda_is_refused():
     with pytest.raises(ConfigurationError, match="NvtxRanges"):
         NvtxRanges()
+
+
+@pytest.mark.gpu
+def test_nvtx_on_a_device_changes_no_token(make_runner):
+    """Without a profiler attached the ranges go nowhere; what can be seen is that a request runs to its end in them."""
+    tokens = []
+    for observer in (HostClock(), NvtxRanges()):
+        runner = make_runner(device="cuda", attention="triton")
+        with observed(observer):
+            tokens.append(run_a_request(runner, runner.config))
+        runner.close()
+    assert tokens[0] == tokens[1] != ()
