@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,6 +57,20 @@ def fuzz(
     models: Annotated[
         str, typer.Option("--models", metavar="LIST", help="Models that the runner is tested with.")
     ] = "tiny,tiny-sliding",
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="ADDRESS", help="Workers on a Ray cluster: local, or ray://host:port."),
+    ] = None,
+    examples: Annotated[
+        str,
+        typer.Option(
+            "--examples",
+            metavar="LIST",
+            help="Folders and redis:// URLs where Hypothesis keeps examples, to be shared by campaigns; "
+            "read-only: before one leaves it as it is.",
+            show_default="in --db",
+        ),
+    ] = "",
     json: JsonOption = None,
     debug: DebugOption = False,
 ) -> None:
@@ -66,9 +81,9 @@ def fuzz(
     with guarded(debug):
         if json:
             check_destination(json)
-        options = _options(target, seed, features, schedule, models, cases)
+        options = replace(_options(target, seed, features, schedule, models, cases), examples=_examples(examples))
         seconds = None if cases is not None and duration is None else _seconds(duration or "60s")
-        state, interrupted = _run(db, options, workers, seconds)
+        state, interrupted = _run(db, options, workers, seconds, cluster)
         verdict = _verdict(state)
         if json:
             write_report(json, _as_report(target, state, verdict))
@@ -102,6 +117,19 @@ def _options(
     return options
 
 
+def _examples(text: str) -> str:
+    """Checked here, where somebody reads the answer.
+
+    Raises:
+        CheckError: it names no place.
+    """
+    from mrv2.fuzz.campaign.corpus import corpus
+
+    if text:
+        corpus(text)
+    return text
+
+
 def _seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     if match is None or float(match[1]) == 0:
@@ -114,11 +142,16 @@ def _seconds(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def _run(db: Path, options: Options, workers: int, seconds: float | None) -> tuple[State, bool]:
+def _run(db: Path, options: Options, workers: int, seconds: float | None, cluster: str | None) -> tuple[State, bool]:
     """The campaign, and whether somebody stopped it."""
+    from mrv2.fuzz.campaign.cluster import ClusterDriver
     from mrv2.fuzz.campaign.driver import CampaignDriver
 
-    driver = CampaignDriver(db, options, workers, lambda number: _command(db, number))
+    driver: CampaignDriver | ClusterDriver
+    if cluster is None:
+        driver = CampaignDriver(db, options, workers, lambda number: _command(db, number))
+    else:
+        driver = ClusterDriver(db, options, workers, _command, cluster)
     with _Dashboard(notes(), seconds) as dashboard:
         try:
             return driver.run(seconds, dashboard.show), False

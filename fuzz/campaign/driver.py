@@ -97,7 +97,7 @@ class CampaignDriver:
         self._processes: list[_Process] = []
         self._deaths = 0
         self._began = time.monotonic()
-        _claim(folder, options)
+        claim(folder, options)
 
     def run(self, seconds: float | None, watch: Callable[[State], None]) -> State:
         """Run until time is over, all workers have done their cases, or KeyboardInterrupt, which ends it in order.
@@ -249,8 +249,8 @@ def read_options(folder: Path) -> Options:
         ) from error
 
 
-def _claim(folder: Path, options: Options) -> None:
-    """Write down whose folder it is.
+def claim(folder: Path, options: Options) -> None:
+    """Write down in a campaign's folder whose it is.
 
     Raises:
         CheckError: it is another campaign's.

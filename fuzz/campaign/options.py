@@ -30,6 +30,8 @@ class Options:
         cases: after so many a worker ends; None goes on until it is told to stop.
         cases_a_round: of one call of Hypothesis, but for those that climb towards rare states, see ``worker``.
         rules: events of a case at most.
+        examples: where Hypothesis keeps its examples, see ``corpus``; empty for the campaign's folder.
+        first_round: number of a worker's first round; equal seeds, workers and rounds draw equal cases.
     """
 
     target: str
@@ -40,6 +42,8 @@ class Options:
     cases: int | None = None
     cases_a_round: int = 10
     rules: int = 30
+    examples: str = ""
+    first_round: int = 0
 
     def as_json(self) -> str:
         """One line."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import hashlib
 import json
 import os
@@ -17,7 +18,6 @@ from types import FrameType
 from typing import ClassVar
 
 from hypothesis import HealthCheck, Phase, seed, settings
-from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 from hypothesis.strategies import SearchStrategy
@@ -30,6 +30,7 @@ from mrv2.fuzz.script import Script, script_as_json
 from mrv2.fuzz.shrink import Shrinker
 from mrv2.fuzz.targets.protocols import RunnerTarget
 
+from .corpus import corpus
 from .coverage import meetings, traits
 from .findings import FindingStore, FoundCase
 from .options import Options
@@ -48,7 +49,7 @@ _NOT_REPEATED = "not repeated: the same script went wrong once and not again"
 
 
 def _climbs(number: int) -> bool:
-    return number % ROUNDS_TO_A_CLIMB == ROUNDS_TO_A_CLIMB - 1
+    return number % ROUNDS_TO_A_CLIMB == ROUNDS_TO_A_CLIMB // 2
 
 
 def _phases(number: int) -> list[Phase]:
@@ -103,6 +104,7 @@ class Worker:
         self._minimised: set[str] = set()
         self._stop = False
         self._parent = os.getppid() if parent is None else parent
+        self._examples = corpus(options.examples or str(folder / EXAMPLES))
         self._machine = self._make_machine()
         self._forget()
 
@@ -112,7 +114,7 @@ class Worker:
         Raises:
             OSError: the file system refuses; what was counted before is on the disk.
         """
-        left, number = self._options.cases, 0
+        left, number = self._options.cases, self._options.first_round
         with self._stoppable():
             try:
                 while left is None or left > 0:
@@ -148,7 +150,7 @@ class Worker:
             max_examples=cases,
             stateful_step_count=self._options.rules,
             deadline=None,
-            database=DirectoryBasedExampleDatabase(self._folder / EXAMPLES),
+            database=self._examples,
             suppress_health_check=list(HealthCheck),
             phases=_phases(number),
             report_multiple_bugs=False,
@@ -165,6 +167,7 @@ class Worker:
         except Flaky:
             pass  # it was written down when it was first seen, and is tried once more in the next round
         self._count["rounds"] += 1
+        gc.collect()  # devices are in cycles, and what a round leaves would add up
 
     def _minimise(self, case: FoundCase) -> None:
         """Make a finding as small as it gets; one that does not repeat stays as it is, and says so."""
