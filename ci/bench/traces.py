@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,11 @@ def long_prompts(requests: int, seed: int, *, rate: float = 50.0, share: float =
     return tuple(_arrivals(times, prompts, np.where(long, 8, rng.integers(8, 97, requests))))
 
 
-SYNTHETIC = {"poisson": poisson, "bursts": bursts, "long-prompts": long_prompts}
+SYNTHETIC: Mapping[str, Callable[[int, int], tuple[Arrival, ...]]] = {
+    "poisson": poisson,
+    "bursts": bursts,
+    "long-prompts": long_prompts,
+}
 
 
 def _arrivals(times: Iterable[float], prompts: Iterable[int], outputs: Iterable[int]) -> Iterator[Arrival]:

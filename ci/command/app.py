@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from .audit import audit
+from .bench import bench
 from .conform import conform
 from .diff import diff
 from .doctor import doctor
@@ -31,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (verify, audit, race, lint, fuzz, replay, fences, generate, doctor, explain, diff):
+for command in (verify, audit, race, lint, fuzz, replay, fences, bench, generate, doctor, explain, diff):
     app.command()(command)
 app.add_typer(trace, name="trace")
 app.add_typer(conform, name="conform")
