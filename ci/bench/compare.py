@@ -134,7 +134,7 @@ def refuse_blocking_launches() -> None:
         raise InputError(
             f"{BLOCKING}={os.environ[BLOCKING]}",
             "a benchmark needs launches that do not wait",
-            "with it each kernel ends before the next is launched, so nothing overlaps, and no side is what it could be",
+            "with it each kernel ends before the next is launched, so nothing overlaps, and no figure means much",
             f"unset {BLOCKING}; it is for finding out which kernel fails",
         )
 
