@@ -26,7 +26,7 @@ from mrv2.fuzz.checked import checked_runner
 from mrv2.fuzz.feature_sets.judge import Tally, judge_of
 from mrv2.fuzz.feature_sets.runners import RecordingRunner
 from mrv2.fuzz.targets.protocols import Feature, Runner, RunnerTarget, own_settings
-from mrv2.fuzz.workload import Crash, RequestResult, Trace, close
+from mrv2.fuzz.workload import FOUR_PARTS, Crash, RequestResult, Trace, close, is_refusal
 from mrv2.refrunner.api import Handle, Step
 from mrv2.refrunner.kv_groups import KVGroups
 from mrv2.refrunner.models.checkpoint import load_checkpoint
@@ -38,7 +38,6 @@ from .versions import HostVersions
 
 #: How far the device is behind is the choice of the script and its schedule, and a runner cannot know it.
 FULL_QUEUE = "MRV108"
-_FOUR_PARTS = ("subject", "rule", "reason", "remedy")
 
 
 class Refused(CheckError):
@@ -55,11 +54,13 @@ class Failure:
         text: what was seen.
         distance: from the cause: 0 for a wrong input, 1 for an access or a wait out of order, 2 for wrong bookkeeping,
             3 for a crash, 4 for a wrong token, 5 for a wrong report. Whatever is near may cause what is far.
+        refusal: a crash that blames the caller by name, who may be to blame if he is not the one who was drawn.
     """
 
     signature: str
     text: str
     distance: int
+    refusal: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,8 +176,8 @@ class _Program:
         try:
             return checked_runner(self._target.build({**self._script.settings, **device, "model": self._script.model}))
         except (Exception, SystemExit) as error:
-            if all(hasattr(error, part) for part in _FOUR_PARTS):
-                self.refusal = Refused(*(getattr(error, part) for part in _FOUR_PARTS))
+            if is_refusal(error):
+                self.refusal = Refused(*(getattr(error, part) for part in FOUR_PARTS))
                 raise self.refusal from error
             self.trace.crash = Crash(f"{type(error).__name__}: {error}", (), -1)
             return None
@@ -258,7 +259,7 @@ def _crashes(trace: Trace, run: Run | None) -> Iterator[Failure]:
         if crash:
             place = f" at {crash.where[0].file}:{crash.where[0].function}" if crash.where else ""
             text = f"step {crash.step}: {crash.error}{place}"
-            yield Failure(f"crash {_without_numbers(crash.error)}{place}", text, 3)
+            yield Failure(f"crash {_without_numbers(crash.error)}{place}", text, 3, crash.refusal)
     if run is not None and run.error is not None and trace.crash is None:
         yield Failure(f"crash {_without_numbers(run.error)}", run.ending or run.error, 3)
 

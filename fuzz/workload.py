@@ -30,6 +30,7 @@ from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.scheduler import Scheduler
 
 STACK_DEPTH = 8
+FOUR_PARTS = ("subject", "rule", "reason", "remedy")
 Result = TypeVar("Result")
 
 
@@ -101,11 +102,13 @@ class Crash:
         error: type and message.
         where: innermost frames first.
         step: index of the last step executed; -1 before the first.
+        refusal: it says what rule its caller broke, and what to write instead.
     """
 
     error: str
     where: tuple[Site, ...]
     step: int
+    refusal: bool = False
 
 
 @dataclass(frozen=True)
@@ -348,7 +351,7 @@ def run_target(
     try:
         runner = checked_runner(target.build({**config, **workload.capacities}))
     except (Exception, SystemExit) as error:
-        if all(hasattr(error, part) for part in ("subject", "rule", "reason", "remedy")):
+        if is_refusal(error):
             raise
         return Trace(crash=_crash(error, -1))
     trace = Driver(runner, workload, check_invariants=check_invariants).run()
@@ -365,7 +368,12 @@ def close(runner: Runner, trace: Trace) -> None:
 
 
 def _crash(error: BaseException, step: int) -> Crash:
-    return Crash(f"{type(error).__name__}: {error}", stack(error), step)
+    return Crash(f"{type(error).__name__}: {error}", stack(error), step, is_refusal(error))
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error has the four parts of one that refuses what a caller asked for, by name."""
+    return all(hasattr(error, part) for part in FOUR_PARTS)
 
 
 def stack(error: BaseException) -> tuple[Site, ...]:

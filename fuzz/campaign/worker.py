@@ -174,14 +174,18 @@ class Worker:
         seen = Failure(case.signature, case.text, case.distance)
 
         def fails(script: Script) -> bool:
-            """Whether it fails in the same way, or in one that is nearer to the cause."""
+            """Whether it fails in the same way, or in one that is nearer to the cause.
+
+            What was left out may be what a request needs; then the target is right to refuse it.
+            """
             nonlocal seen
             if case.signature in _CRASHES:
                 return self._ends_a_process(script) == case.signature
             with suppress(Refused):
                 for failure in self._case(script).failures[:1]:
+                    nearer = failure.distance < case.distance and not failure.refusal
                     seen = failure
-                    return failure.signature == case.signature or failure.distance < case.distance
+                    return failure.signature == case.signature or nearer
             return False
 
         if not fails(case.script):

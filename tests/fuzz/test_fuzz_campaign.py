@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,12 +20,13 @@ from mrv2.fuzz.campaign.options import Options, check_features
 from mrv2.fuzz.campaign.progress import ProgressLog, ProgressReader
 from mrv2.fuzz.campaign.record import main, record
 from mrv2.fuzz.campaign.worker import Worker
-from mrv2.fuzz.case import CaseOutcome, Failure
+from mrv2.fuzz.case import CaseOutcome, Failure, run_case
 from mrv2.fuzz.feature_sets.judge import Tally
+from mrv2.fuzz.grammars import STOP
 from mrv2.fuzz.machine import RARE, FuzzFailure, RunnerMachine, machine_of
 from mrv2.fuzz.script import Abort, Advance, Arrive, Preempt, Script, Skip, script_as_json
 from mrv2.fuzz.shrink import Shrinker
-from mrv2.fuzz.strategies import decisions
+from mrv2.fuzz.strategies import GRAMMAR_CHOICES, decisions
 from mrv2.fuzz.targets.reference import ReferenceTarget
 from mrv2.refrunner.api import SamplingParams
 
@@ -255,6 +257,27 @@ def test_a_worker_finds_minimises_and_does_not_report_twice(tmp_path, monkeypatc
     assert progress.counts["cases"] == len(ran)
     assert progress.counts["rounds"] == 3 and progress.hits["skip"] > 3
     assert progress.meetings == {name for script in ran for name in meetings(script, TARGET.knobs)}
+
+
+def test_a_request_that_the_target_rightly_refuses_is_no_smaller_failure(tmp_path):
+    """A grammar without a stop token is refused; the wrong token behind it needs the grammar."""
+    sampling = SamplingParams(max_tokens=3, grammar=GRAMMAR_CHOICES[0], stop_token_ids=(STOP,))
+    script = Script((Arrive((1, 2), sampling), Skip()), {**BIG.settings, "max_model_len": 48, "grammars": True})
+    bare = replace(script, events=(Arrive((1,), replace(sampling, stop_token_ids=())),))
+    assert [failure.refusal for failure in run_case(TARGET, bare).failures] == [True]
+
+    def judge(target, script):
+        arrivals = [event for event in script.events if isinstance(event, Arrive)]
+        if any(event.sampling.grammar and not event.sampling.stop_token_ids for event in arrivals):
+            return CaseOutcome((Failure("refused", "", 3, True),), 1, Tally(), {}, {})
+        return broken(script) if any(event.sampling.grammar for event in arrivals) else clean(script)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mrv2.fuzz.campaign.worker.run_case", judge)
+        Worker(TARGET, Options("refrunner"), tmp_path, 0)._minimise(found(script))
+    (case,) = FindingStore(tmp_path / "findings").all()
+    (event,) = case.script.events
+    assert case.cause == "wrong" and event.sampling.stop_token_ids == (STOP,)
 
 
 def test_a_worker_whose_driver_is_gone_does_nothing(tmp_path, monkeypatch):
