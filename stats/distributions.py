@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +70,7 @@ class AuditRow:
     must_see: float | None = 0.02
     must_see_trend: float = 0.02
 
-    @property
+    @cached_property
     def log_probabilities(self) -> NDArray[np.float64]:
         """What the draws must follow, float64 [V], natural logarithm."""
         return log_softmax(self.logits, self.temperature)

@@ -80,11 +80,11 @@ class Pace:
             start = part.stop
 
     def _learn(self, size: int, took: float) -> None:
+        """As if time were proportional to draws; a call that costs much whatever its size grows step by step."""
         meant = min(_CALL_SECONDS, self._budget.left() / 4)
-        if took > meant:
-            self._size = max(1, size // 2)
-        elif took * _GROWTH <= meant:
-            self._size = size * _GROWTH
+        wanted = size * min(float(_GROWTH), meant / took if took else _GROWTH)
+        rounded = int(wanted) // _FIRST * _FIRST if wanted >= _FIRST else int(wanted)
+        self._size = max(1, size // 2, rounded)
 
 
 UNLIMITED = TimeBudget()

@@ -36,6 +36,9 @@ class LatticeSampler(CleanSampler):
         self.noise_bits = bits
         self._size = 2**bits
         self._clamped = clamped
+        self._row: NDArray[np.float32] | None = None
+        self._shares: dict[float, NDArray[np.float64]] = {}
+        self._found: tuple[NDArray[np.float32], list[NDArray[np.int64]]] = (np.empty(0, np.float32), [])
 
     def words(
         self,
@@ -59,15 +62,30 @@ class LatticeSampler(CleanSampler):
         self, logits: NDArray[np.float32], temperature: float, draws: int, random: np.random.Generator
     ) -> NDArray[np.int64]:
         """Exact draws of the groups of equal logits, or counts by the integral if there are many groups."""
-        values, group, sizes = np.unique(logits, return_inverse=True, return_counts=True)
+        values, members = self._groups(logits)
         if values.size > _EXACT_GROUPS:
-            return multinomial(self._integrated(log_softmax(logits, temperature)), draws, random)
+            return multinomial(self._shares_of(logits, temperature), draws, random)
         counts = np.zeros(logits.size + 1, dtype=np.int64)
-        members = [np.flatnonzero(group == index) for index in range(values.size)]
+        sizes = np.array([ids.size for ids in members])
         for start in range(0, draws, _DRAWS_AT_ONCE):
             size = min(_DRAWS_AT_ONCE, draws - start)
             counts[:-1] += self._group_draws(values.astype(np.float64) / temperature, sizes, members, size, random)
         return counts
+
+    def _groups(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.float32], list[NDArray[np.int64]]]:
+        """Distinct logits and, if they are few, the ids of each; found once for a row that is drawn from again."""
+        if self._row is not logits:
+            values, group = np.unique(logits, return_inverse=True)
+            few = range(values.size if values.size <= _EXACT_GROUPS else 0)
+            self._shares.clear()
+            self._row, self._found = logits, (values, [np.flatnonzero(group == index) for index in few])
+        return self._found
+
+    def _shares_of(self, logits: NDArray[np.float32], temperature: float) -> NDArray[np.float64]:
+        """Probabilities of the row whose groups were found last, computed once for each temperature."""
+        if temperature not in self._shares:
+            self._shares[temperature] = self._integrated(log_softmax(logits, temperature))
+        return self._shares[temperature]
 
     def _uniform(self, ranks: NDArray[np.float64]) -> NDArray[np.float64]:
         """``1 - exp(-exp(-noise))`` of each rank; rank 0 is the largest noise."""

@@ -101,6 +101,9 @@ class TestPace:
         assert self.sizes(lambda size: 1.0, 1000, 64, end=0.0) == [16]
         assert self.sizes(lambda size: 50.0, 1000, 64) == [16, 8]
 
+    def test_a_price_of_each_call_does_not_keep_calls_small(self):
+        assert self.sizes(lambda size: 0.3, 10_000, 8192)[:5] == [16, 48, 160, 528, 1744]
+
     def test_without_an_end_calls_are_as_large_as_they_may_be(self):
         assert [part.stop - part.start for part in TimeBudget().calls(100, 64)] == [64, 36]
 
