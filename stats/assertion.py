@@ -56,6 +56,7 @@ def assert_sampler_correct(
         SamplerIncorrectError: the verdict is FAIL, or INCONCLUSIVE where that is not allowed; it says the first screen.
         ArgumentError: an argument is out of its range.
     """
+    __tracebackhide__ = True  # pytest shows the line of the test, and what the error says
     report = audit(target, settings(profile, seconds, seed, alpha, vocab_size, layers))
     good = {RunVerdict.PASS, RunVerdict.SUSPICIOUS}
     if allow_inconclusive:

@@ -85,7 +85,7 @@ def test_the_first_screen_fits_a_narrow_terminal_and_nothing_is_cut_off(width):
     told = " ".join(" ".join(narrow).split())
     assert " ".join(wide[0].split()) in told
     assert "time was over (5 s) before all of it was asked" in told
-    assert "Next: give it more time" in told
+    assert "Next: give it more time (--time 10m, in a test seconds=600)" in told
 
 
 @pytest.mark.parametrize(
