@@ -297,7 +297,7 @@ def next_step(report: AuditReport) -> str:
     steps = {
         RunVerdict.PASS: "Next: nothing. A longer run (--profile nightly) sees smaller faults.",
         RunVerdict.SUSPICIOUS: "Next: run again with another --seed; a real fault comes back.",
-        RunVerdict.FAIL: "Next: repair it and run again with the same seed; mrv2 audit --html FILE shows what was drawn.",
+        RunVerdict.FAIL: "Next: repair it and run again with the same seed; mrv2 audit --html FILE shows the draws.",
         RunVerdict.INCONCLUSIVE: "Next: give it more time (--time 10m, in a test seconds=600), or draw on a GPU.",
     }
     return steps[report.verdict]
