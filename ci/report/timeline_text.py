@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mrv2.checks.timeline.analysis import Analysis
+from mrv2.checks.timeline.analysis import Analysis, DeviceTimes
 from mrv2.checks.timeline.phases import Part
 from mrv2.checks.timeline.places import Bubble, Group
 from mrv2.checks.timeline.records import DeviceKind
@@ -18,7 +18,8 @@ _NAME = 60
 
 def timeline_lines(analysis: Analysis) -> list[str]:
     """The whole text; its first ``SCREEN`` lines are the summary, and are all there is if nothing else is known."""
-    details = [*_waits(analysis), *_pageable(analysis), *_bubbles(analysis)]
+    others = [_idle(device) for device in analysis.devices[1:]]
+    details = [*others, *_waits(analysis), *_pageable(analysis), *_bubbles(analysis)]
     return [*summary_lines(analysis), *(("", *details) if details else ())]
 
 
@@ -52,17 +53,21 @@ def _table(analysis: Analysis) -> Iterator[str]:
 
 
 def _device(analysis: Analysis) -> Iterator[str]:
+    """The device of the steps; others are below."""
     if not analysis.devices:
         yield "device: no kernel or copy in this trace, so nothing is known of it; was only the CPU recorded?"
-    for index, one in enumerate(analysis.devices[:4]):
-        window = max(one.window, 1)
-        bubble = f", {analysis.mean_us(times.bubble for times in analysis.times):.1f} µs a step" if index == 0 else ""
-        yield (
-            f"device {one.device}: idle {100 * (1 - one.busy / window):.1f} % of {window / 1e6:.2f} ms{bubble}; "
-            f"{100 * one.idle_in_gaps / window:.2f} % in gaps over 5 µs"
-        )
-    if len(analysis.devices) > 4:
-        yield f"  and {len(analysis.devices) - 4} more devices"
+        return
+    of_all = f" of {len(analysis.devices)}" if len(analysis.devices) > 1 else ""
+    bubble = analysis.mean_us(times.bubble for times in analysis.times)
+    yield f"{_idle(analysis.devices[0], of_all)}; {bubble:.1f} µs a step"
+
+
+def _idle(device: DeviceTimes, of_all: str = "") -> str:
+    window = max(device.window, 1)
+    return (
+        f"device {device.device}{of_all}: idle {100 * (1 - device.busy / window):.1f} % of {window / 1e6:.2f} ms, "
+        f"{100 * device.idle_in_gaps / window:.2f} % in gaps over 5 µs"
+    )
 
 
 def _counts(analysis: Analysis) -> Iterator[str]:

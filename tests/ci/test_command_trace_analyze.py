@@ -11,6 +11,8 @@ from mrv2.ci.command.app import app
 from mrv2.ci.report.json_report import first_fault
 from mrv2.ci.report.timeline_text import SCREEN
 
+from ..checks.timeline.synthetic import Recording, decode, write
+
 TRACES = Path(__file__).parents[1] / "checks" / "timeline" / "traces"
 
 
@@ -31,6 +33,23 @@ def test_the_first_screen(name: str) -> None:
     assert len(first.splitlines()) <= SCREEN
     assert first.startswith("Chrome trace; steps: 6, by ")
     assert "waits of the host, longest together first:" in rest and "bubbles, the longest 20 of " in rest
+
+
+def test_the_first_screen_of_a_trace_with_everything() -> None:
+    """All parts, several devices, three sorts of waits, copies of pageable memory, bubbles, and a file that is cut."""
+    recording, other = decode(Recording()), Recording(device=1)
+    recording.range("mrv2.state_update", 1310, 5)
+    recording.range("mrv2.drafting", 1360, 5)
+    recording.copy("down", 1366, 1950, 5, 200, "Pageable", took=20)
+    recording.call("DeviceSynchronize", 1405, 5)
+    other.correlation = 1000
+    other.kernel("elsewhere", 1100, 1200, 100)
+    path = write(Path("all.json"), recording.events + other.events)
+    path.write_text(path.read_text()[:-2])
+    done = mrv2("all.json")
+    first, _, rest = done.stdout.partition("\n\n")
+    assert len(first.splitlines()) == SCREEN
+    assert "device 0 of 2: idle " in first and rest.startswith("device 1: idle ")
 
 
 def test_a_wait_is_shown_with_its_place() -> None:
