@@ -59,18 +59,23 @@ class RunnerPrograms:
 
 def _workloads() -> Iterator[Workload]:
     for way in WAYS:
-        yield Workload(tuple(_requests()), {**CAPACITIES, **way}, VOCAB_SIZE, steps_in_flight=3)
+        yield Workload(every_edge_requests(), {**CAPACITIES, **way}, VOCAB_SIZE, steps_in_flight=3)
     if find_spec("llguidance"):  # which grammars need, and only they
         yield _masks_by_turns({})
         yield _masks_by_turns({"speculation": "ngram", "num_drafts": 2})
 
 
-def _requests() -> Iterator[WorkloadRequest]:
+def every_edge_requests() -> tuple[WorkloadRequest, ...]:
     """Prompts that begin alike; of those that leave the token table alone, one is preempted in the middle."""
-    for index in range(3):
-        prompt = (*range(1, 7), 10 * index, 1, 2)
-        sampling = REPORTED if index % 3 == 0 else SamplingParams(max_tokens=3)
-        yield WorkloadRequest(f"r{index}", prompt, sampling, preempt_after=(0,) if index % 2 else ())
+    return tuple(
+        WorkloadRequest(
+            f"r{index}",
+            (*range(1, 7), 10 * index, 1, 2),
+            REPORTED if index % 3 == 0 else SamplingParams(max_tokens=3),
+            preempt_after=(0,) if index % 2 else (),
+        )
+        for index in range(3)
+    )
 
 
 def _masks_by_turns(way: dict[str, Any]) -> Workload:

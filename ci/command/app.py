@@ -18,6 +18,7 @@ from .fences import fences
 from .fuzz import fuzz
 from .generate import generate
 from .lint import lint
+from .mutants import mutants
 from .race import race
 from .replay import replay
 from .trace import trace
@@ -32,7 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (verify, audit, race, lint, fuzz, replay, fences, bench, generate, doctor, explain, diff):
+for command in (verify, audit, race, lint, fuzz, mutants, replay, fences, bench, generate, doctor, explain, diff):
     app.command()(command)
 app.add_typer(trace, name="trace")
 app.add_typer(conform, name="conform")

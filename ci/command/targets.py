@@ -49,6 +49,11 @@ def resolve_target(reference: str) -> RunnerTarget:
     return cast(RunnerTarget, found)
 
 
+def module_of_target(reference: str) -> str:
+    """The module that a target's name begins with."""
+    return OWN_TARGETS.get(reference, reference).partition(":")[0]
+
+
 def resolve_program(subject: str, reference: str) -> Callable[[], object]:
     """The function that ``package.module:function`` names; it is called without arguments.
 

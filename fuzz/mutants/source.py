@@ -1,17 +1,20 @@
-"""Mutants of the reference runner: its package once more, with one small change in the source of one file.
+"""Mutants of a runner: its package once more, with one small change in the source of one file.
 
-The original modules are never touched. The changed file is written to a temporary folder, and the package is imported
-again under a name of its own: that file from there, all others from where they are. So mutants and the original live
-side by side in one process, and kernels in files that are not changed need not be compiled once more.
+The original files are never touched. The changed file is written to a temporary folder, and the package is imported
+again: that file from there, all others from where they are. A copy of the reference runner gets a name of its own, so
+that mutants and the original live side by side in one process; a copy of any other package takes the place of the
+original for a while, since its modules may name each other by it. Kernels in files that are not changed need not be
+compiled once more.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
@@ -20,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 
 PACKAGE = "mrv2.refrunner"
+_COPIES = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -51,27 +55,76 @@ def mutated_package(mutation: Mutation) -> Iterator[str]:
     Raises:
         ValueError: the text to change is not there exactly once; the mutation is out of date.
     """
-    with tempfile.TemporaryDirectory(prefix="mrv2-mutant-") as folder:
-        changed = _write(_mutated_text(mutation), mutation.file, Path(folder))
-        name = f"mrv2_mutant_{mutation.name}_{Path(folder).name.rsplit('-', 1)[-1]}"
-        finder = _Finder(name, {_package_folder() / mutation.file: changed})
+    text = (package_folder(PACKAGE) / mutation.file).read_text(encoding="utf-8")
+    name = f"mrv2_mutant_{mutation.name}_{next(_COPIES)}"
+    with changed_package(PACKAGE, name, {mutation.file: _mutated_text(mutation, text)}):
+        yield name
+
+
+@contextmanager
+def changed_package(package: str, name: str, changes: Mapping[str, str]) -> Iterator[None]:
+    """Import a package with changes in some of its files for the length of the scope.
+
+    Args:
+        package: the original.
+        name: of the changed one; that of the original lets it stand in its place, and modules of the original that
+            were imported before come back after the scope. Whoever holds objects of them still has those.
+        changes: the new text of files, by their paths inside the package.
+
+    Raises:
+        ModuleNotFoundError: there is no such package.
+    """
+    folder = package_folder(package)
+    with tempfile.TemporaryDirectory(prefix="mrv2-mutant-") as place, standing_aside(name):
+        replaced = {folder / file: _write(text, file, Path(place), folder) for file, text in changes.items()}
+        finder = _Finder(name, folder, replaced)
         sys.meta_path.insert(0, finder)
         try:
             importlib.import_module(name)
-            yield name
+            yield
         finally:
             sys.meta_path.remove(finder)
-            for module in [module for module in sys.modules if module == name or module.startswith(f"{name}.")]:
-                del sys.modules[module]
 
 
-def _package_folder() -> Path:
-    (folder,) = importlib.import_module(PACKAGE).__path__
-    return Path(folder)
+def package_folder(package: str) -> Path:
+    """Where a package lives; it is not imported, only those around it.
+
+    Raises:
+        ModuleNotFoundError: there is none of that name.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(f"no package named {package!r}", name=package)
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
-def _mutated_text(mutation: Mutation) -> str:
-    text = (_package_folder() / mutation.file).read_text(encoding="utf-8")
+@contextmanager
+def standing_aside(name: str) -> Iterator[None]:
+    """Scope in which no module of a package is imported, and whose own are forgotten at its end.
+
+    Args:
+        name: of the package, or of a module.
+    """
+    kept = _take_out(name)
+    parent, _, child = name.rpartition(".")
+    around = sys.modules.get(parent)
+    attribute = None if around is None else vars(around).get(child)
+    try:
+        yield
+    finally:
+        _take_out(name)
+        sys.modules.update(kept)
+        if around is not None:
+            vars(around).pop(child, None)
+            vars(around).update({child: attribute} if attribute is not None else {})
+
+
+def _take_out(name: str) -> dict[str, ModuleType]:
+    names = [module for module in sys.modules if module == name or module.startswith(f"{name}.")]
+    return {module: sys.modules.pop(module) for module in names}
+
+
+def _mutated_text(mutation: Mutation, text: str) -> str:
     count = text.count(mutation.old)
     if count != 1:
         raise ValueError(
@@ -81,12 +134,13 @@ def _mutated_text(mutation: Mutation) -> str:
     return text.replace(mutation.old, mutation.new)
 
 
-def _write(text: str, file: str, folder: Path) -> Path:
+def _write(text: str, file: str, place: Path, original: Path) -> Path:
     """Write a file of the package below a folder, in packages of the same names: reports name files by them."""
-    written = folder / _package_folder().name / file
-    written.parent.mkdir(parents=True)
-    for package in written.relative_to(folder).parents[:-1]:
-        (folder / package / "__init__.py").touch()
+    outside = [folder.name for folder in original.parents if (folder / "__init__.py").is_file()]
+    written = place.joinpath(*reversed(outside), original.name, file)
+    written.parent.mkdir(parents=True, exist_ok=True)
+    for package in written.relative_to(place).parents[:-1]:
+        (place / package / "__init__.py").touch()
     written.write_text(text, encoding="utf-8")
     return written
 
@@ -96,11 +150,13 @@ class _Finder(MetaPathFinder):
 
     Args:
         name: of the mutant's package.
+        folder: of the original.
         replaced: the file to load in the place of a file of the original.
     """
 
-    def __init__(self, name: str, replaced: dict[Path, Path]) -> None:
+    def __init__(self, name: str, folder: Path, replaced: Mapping[Path, Path]) -> None:
         self._name = name
+        self._folder = folder
         self._replaced = replaced
 
     def find_spec(
@@ -109,7 +165,8 @@ class _Finder(MetaPathFinder):
         """See :class:`importlib.abc.MetaPathFinder`."""
         if fullname != self._name and not fullname.startswith(f"{self._name}."):
             return None
-        place = _package_folder().joinpath(*fullname.split(".")[1:])
+        inner = fullname.removeprefix(self._name).strip(".")
+        place = self._folder.joinpath(*inner.split(".")) if inner else self._folder
         if place.is_dir():
             return self._spec(fullname, place / "__init__.py", [str(place)])
         file = place.with_suffix(".py")
