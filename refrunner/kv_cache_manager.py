@@ -92,6 +92,8 @@ class KVCacheManager:
         self._block_size = config.block_size
         self._caching = config.prefix_caching
         self._windows = tuple(windows)
+        self._nothing: Groups = tuple(() for _ in windows)
+        self._forgets = any(window != FULL_ATTENTION for window in windows)
         self._copies: list[tuple[int, int]] = []
 
     @property
@@ -109,7 +111,7 @@ class KVCacheManager:
 
     def match(self, blocks: RequestBlocks, tokens: Sequence[int]) -> PrefixMatch:
         """The longest prefix of ``tokens`` in the cache; at least one token remains to be computed."""
-        nothing = PrefixMatch(0, tuple(() for _ in self._windows))
+        nothing = PrefixMatch(0, self._nothing)
         if not self._caching or not tokens:
             return nothing
         self._name_blocks(blocks, tokens)
@@ -138,13 +140,17 @@ class KVCacheManager:
 
     def missing(self, blocks: RequestBlocks, end: int) -> int:
         """Blocks that a running request needs, beyond its own, for positions up to ``end``, exclusive."""
-        return sum(max(0, self._blocks_for(end) - len(table)) for table in blocks.tables)
+        covered = self._blocks_for(end)
+        return sum(covered - len(table) for table in blocks.tables if len(table) < covered)
 
     def extend(self, blocks: RequestBlocks, end: int) -> Groups:
         """Give a running request what is ``missing``, which the caller has compared with what is free."""
+        covered = self._blocks_for(end)
+        if all(len(table) >= covered for table in blocks.tables):
+            return self._nothing  # most steps of a decoding request
         added = []
         for table in blocks.tables:
-            fresh = self.pool.allocate(max(0, self._blocks_for(end) - len(table)))
+            fresh = self.pool.allocate(max(0, covered - len(table)))
             table.extend(fresh)
             added.append(tuple(fresh))
         return tuple(added)
@@ -157,6 +163,8 @@ class KVCacheManager:
             computed: tokens that steps handed to the runner have computed.
         """
         self._index_blocks(blocks, tokens, computed)
+        if not self._forgets:
+            return
         for group, (window, table) in enumerate(zip(self._windows, blocks.tables, strict=True)):
             below = min(blocks_below_window(window, computed, self._block_size), len(table))
             for place in range(blocks.num_below[group], below):

@@ -26,9 +26,9 @@ from .kv_cache_manager import KVCacheManager, PrefixCacheStats, RequestBlocks
 from .kv_groups import FULL_ATTENTION
 
 
-@dataclass
+@dataclass(eq=False)
 class TrackedRequest:
-    """A request as the scheduler sees it.
+    """A request as the scheduler sees it; equal to itself alone, or a search among hundreds would compare their fields.
 
     Attributes:
         request_id: its name.
@@ -48,6 +48,7 @@ class TrackedRequest:
             since the last step are not in it.
         prefill_len: tokens with which it got its row; nobody has proposed drafts before they are computed.
         lives: how often it has lost its row; what was scheduled in an earlier life is dropped when it arrives.
+        is_running: whether it has a row.
         was_preempted: whether it has lost its row before.
         num_told: leading tokens whose values the runner has.
         proposed: drafts behind ``token_ids``, with a grammar; those of other requests are known to the device alone.
@@ -71,6 +72,7 @@ class TrackedRequest:
     num_certain_told: int = 0
     prefill_len: int = 0
     lives: int = 0
+    is_running: bool = False
     was_preempted: bool = False
     num_told: int = 0
     proposed: tuple[int, ...] = ()
@@ -255,10 +257,9 @@ class Scheduler:
             False if the request is not running.
         """
         request = self.requests.get(request_id)
-        if request is None or request not in self._running:
+        if request is None or not request.is_running:
             return False
-        self._running.remove(request)
-        self._release_blocks(request)
+        self._stop_running(request)
         request.num_computed = request.unverified = request.in_flight = 0
         request.proposed, request.lives = (), request.lives + 1
         request.was_preempted = True
@@ -271,7 +272,7 @@ class Scheduler:
         """Decide the next step. It may schedule nothing, when all work waits for outputs in flight."""
         decision = _Decision(self._config.max_num_batched_tokens)
         for request in list(self._running):
-            if request in self._running:
+            if request.is_running:  # not preempted meanwhile for another's sake
                 self._schedule_running(request, decision)
         self._admit(decision)
         step = Step(
@@ -333,7 +334,7 @@ class Scheduler:
             return
         end = request.num_computed + count
         if self._make_room(request, self._blocks.missing(request.blocks, self._slots_for(end)), decision):
-            drafts = self._drafts_that_fit(request, end, decision.budget - count)
+            drafts = self._drafts_that_fit(request, end, decision.budget - count) if self._config.drafts else 0
             blocks = self._blocks.extend(request.blocks, self._slots_for(end + drafts))
             decision.add(request, count + drafts, blocks, drafts)
 
@@ -366,6 +367,7 @@ class Scheduler:
                 break
             self._waiting.pop(0)
             insort(self._running, request, key=_turn)
+            request.is_running = True
 
     def _start(self, request: TrackedRequest, decision: _Decision) -> bool:
         """Give a waiting request its first blocks, those of a known prefix among them, if there is room."""
@@ -422,14 +424,16 @@ class Scheduler:
 
     def _finish(self, request: TrackedRequest, reason: str) -> None:
         request.finish_reason = reason
-        if request in self._running:
-            self._running.remove(request)
-            self._release_blocks(request)
+        if request.is_running:
+            self._stop_running(request)
             self._finished_since_last_step.append(request.request_id)
         else:
             self._waiting.remove(request)
 
-    def _release_blocks(self, request: TrackedRequest) -> None:
+    def _stop_running(self, request: TrackedRequest) -> None:
+        """Take row and blocks from a request."""
+        self._running.remove(request)
+        request.is_running = False
         self._verified_since_last_step.pop(request.request_id, None)
         request.blocks = self._blocks.release(request.blocks, request.token_ids, request.num_certain)
 

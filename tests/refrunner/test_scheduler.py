@@ -1,5 +1,6 @@
 """The scheduler against a runner of plain Python that checks every step and owns rows, blocks and counters."""
 
+import sys
 from collections import deque
 from dataclasses import dataclass, replace
 
@@ -427,3 +428,24 @@ def test_an_id_in_use_is_refused():
         loop.add("r0", 3)
     loop.drain()
     assert loop.output("r0") == expected_output(CONFIG, "r0", 3, 4)[0]
+
+
+def python_calls_of_a_decode_step(batch):
+    """How many functions run while the scheduler decides one step of a batch that decodes."""
+    config = RunnerConfig(max_num_reqs=batch, max_num_batched_tokens=4 * batch, num_kv_blocks=4 * batch)
+    scheduler, calls = Scheduler(config), []
+    for index in range(batch):
+        scheduler.add(f"r{index}", [1, 2, 3, 4], SamplingParams(max_tokens=8, temperature=0.0))
+    scheduler.schedule()
+    sys.setprofile(lambda frame, event, argument: calls.append(event) if event == "call" else None)
+    try:
+        step = scheduler.schedule()
+    finally:
+        sys.setprofile(None)
+    assert len(step.scheduled) == batch
+    return len(calls)
+
+
+def test_a_step_costs_the_host_in_proportion_to_its_requests():
+    small, large = python_calls_of_a_decode_step(16), python_calls_of_a_decode_step(128)
+    assert large < 8.5 * small
