@@ -15,7 +15,7 @@ from mrv2.checks.findings import RunVerdict
 from .audit import NO_TIME, AuditReport
 from .causes.draws import rarity
 from .decision import JudgedTest
-from .layers import LayerResult
+from .layers import LayerResult, LayerTest
 from .profiles import NARROW_ROWS
 from .replay_layer import ReplayResult
 
@@ -207,9 +207,17 @@ def _late(report: AuditReport) -> Iterator[str]:
     for result in report.audit.results:
         # Rows that were not drawn at all are told apart, with those that were left out from the start.
         cut = [test for test in result.tests if test.cut and (test.result.draws or result.layer != "distribution")]
-        parts = dict.fromkeys(test.name if result.layer == "noise" else test.part for test in cut)
+        parts = list(dict.fromkeys(_part(result, test) for test in cut))
         if parts:
-            yield f"what {result.layer} did not come to ask before its time was over: {_some(list(parts))}"
+            yield f"{result.layer} was not finished in its time: it lacks {_some(parts)}"
+
+
+def _part(result: LayerResult, test: LayerTest) -> str:
+    """What a test is a part of, by a name that says it."""
+    if result.layer == "noise":
+        return test.name
+    is_pair = result.layer == "distribution" and test.part not in result.draws
+    return f"keys that differ in {test.part}" if is_pair else test.part
 
 
 def _some(names: Sequence[str]) -> str:

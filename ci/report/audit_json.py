@@ -90,6 +90,7 @@ def metrics_of_test(test: JudgedTest) -> dict[str, JSON]:
         "must_see": first.must_see,
         "could_see": first.could_see if math.isfinite(first.could_see) else None,
         "unit": first.unit,
+        "cut": first.cut,
         "statistic": first.result.statistic if math.isfinite(first.result.statistic) else None,
         "p_value": test.p_value,
         "evidence": dict(first.evidence),
