@@ -82,7 +82,7 @@ class DistributionLayer:
         for row_plan in self.rows:
             row, planned = row_plan.row, row_plan.draws * plan.scale
             if plan.wants(row.name) and plan.time.over():
-                tests.append(row_not_drawn(row_plan))
+                tests.append(row_not_drawn(row_plan, cut=True))
             elif plan.wants(row.name):
                 counts = count_draws(target, row, planned, plan, progress)
                 draws[row.name] = RowDraws(row.log_probabilities, counts[:-1])
@@ -114,10 +114,16 @@ class DistributionLayer:
         return (*missing, *(test.missed() for test in tests if test.short))
 
 
-def row_not_drawn(row_plan: RowPlan) -> LayerTest:
-    """The test of a row for whose draws there was no time."""
+def row_not_drawn(row_plan: RowPlan, cut: bool) -> LayerTest:
+    """The test of a row for whose draws there was no time.
+
+    Args:
+        row_plan: what would have been drawn.
+        cut: time was over; else it was clear before that there would not be enough.
+    """
     name = row_plan.row.name
-    return unasked_test(name, f"{name}: no time for {row_plan.draws:,} draws", "draw", row_plan.draws, exact=False)
+    told = f"{name}: no time for {row_plan.draws:,} draws"
+    return replace(unasked_test(name, told, "draw", row_plan.draws, exact=False), cut=cut)
 
 
 def draws_needed(row: AuditRow, plan: AuditPlan) -> int:

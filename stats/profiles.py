@@ -176,7 +176,7 @@ class Affordable:
         rows, pairs = (
             layer.run(target, replace(plan, vocab_size=size), progress) for layer, size in (self.rows, self.pairs)
         )
-        missing = [row_not_drawn(row_plan) for row_plan in self.left_out if plan.wants(row_plan.row.name)]
+        missing = [row_not_drawn(row_plan, cut=False) for row_plan in self.left_out if plan.wants(row_plan.row.name)]
         shown = [text for text in (*rows.could_have_missed, *pairs.could_have_missed) if text not in _OF_A_HALF]
         if self.rows[1] < plan.vocab_size:
             shown.insert(0, f"{NARROW_ROWS} {self.rows[1]:,} tokens; drawing from wider ones often would take too long")
@@ -196,14 +196,14 @@ _OF_A_HALF = ("noise shared between keys: no pairs were drawn", "missing tails: 
 
 def _affordable_rows(profile: Profile, target: SamplerTarget, plan: AuditPlan) -> Affordable:
     """Rows of the whole vocabulary if there is time for them, or if the sampler does not show its bits."""
-    # Where time is not kept strictly, what earlier layers took is not taken from this one.
+    # Without a time that must be kept, what earlier layers took is not taken from this one.
     budget, wide, size = min(profile.seconds, plan.time.left()), _wide_rows(profile, plan), plan.vocab_size
     speed = _speed(target, size, plan.time, counting=True)
     narrow = replace(plan, vocab_size=NARROW)
     if isinstance(target, NoiseTarget) and sum(row.draws for row in wide) / speed > budget / 3:
         wide, size = _narrow_rows(profile, narrow), NARROW
         speed = _speed(target, size, plan.time, counting=True)
-    chosen, left_out = _affordable(wide, _FOR_ROWS * budget * speed)
+    chosen, left_out = _affordable(wide, min(profile.seconds, _FOR_ROWS * plan.time.left()) * speed)
     pairs = _pairs(target, plan, narrow, budget / 6)
     return Affordable((DistributionLayer(chosen, 0), size), pairs, left_out)
 

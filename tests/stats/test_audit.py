@@ -21,6 +21,8 @@ from mrv2.stats.profiles import NARROW, AffordableDistribution, profile_of
 from mrv2.stats.report import LINES, WIDTH, screen
 from mrv2.stats.timing import TimeBudget
 
+from .timed import timed
+
 SMALL = 5003
 SLOW = TokensOnly(CleanSampler())  # for the time that it is given here
 ALONE = {planted.name: planted for planted in PLANTED if planted.layer not in {"distribution", "speculative"}}
@@ -61,6 +63,17 @@ def test_a_slow_sampler_is_inconclusive_and_says_what_it_missed():
     report = run(SLOW, "distribution", seconds=1e-3)
     assert report.verdict is RunVerdict.INCONCLUSIVE
     assert any(line.startswith("  - rare tokens, 12.5 nats") for line in screen(report))
+
+
+def test_rows_that_were_left_out_are_not_called_cut():
+    target, clock = timed(TokensOnly(CleanSampler()), call=1e-4, draw=1e-4)
+    report = audit(target, settings(vocab_size=SMALL, layers=("distribution",)), clock=clock)
+    assert report.verdict is RunVerdict.INCONCLUSIVE
+    assert report.seconds < report.settings.limit
+    text = "\n".join(screen(report))
+    assert "tests had too few draws" in text
+    assert "time was over" not in text
+    assert "TOO FEW DRAWS" in text
 
 
 def test_a_slow_sampler_that_shows_its_bits_gets_narrow_rows():
