@@ -10,7 +10,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -239,12 +238,7 @@ def _why(entry: Mapping[str, Any]) -> str:
 
 
 def _as_report(target: str, judged: Judged) -> Report:
-    metrics: dict[str, JSON] = {
-        "target": target,
-        "arguments": list(sys.argv[1:]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "bar": BAR,
-    }
+    metrics: dict[str, JSON] = {"target": target, "bar": BAR}
     if judged.verdicts is not None:
         metrics["ordering"] = {"score": judged.score, **judged.counts, "mutants": list(judged.verdicts)}
     if judged.planted is not None:

@@ -40,6 +40,7 @@ def _judge(target: str, package: str, site: str | None, workers: int, tell: Call
     from mrv2.ci.stages.sync import settings_of
     from mrv2.fuzz.mutants.generated.judge import Battery, Subject
     from mrv2.fuzz.mutants.generated.processes import judge_all, one_thread
+    from mrv2.fuzz.mutants.generated.score import as_json
     from mrv2.fuzz.mutants.generated.sites import generate
     from mrv2.fuzz.mutants.source import package_folder
 
@@ -64,7 +65,7 @@ def _judge(target: str, package: str, site: str | None, workers: int, tell: Call
             not_loaded=others,
         )
         for verdict in judge_all(battery, loaded, workers):
-            tell(verdict=verdict.as_json())
+            tell(verdict=as_json(verdict))
 
 
 def _is_at(site: str | None, file: str, line: int) -> bool:

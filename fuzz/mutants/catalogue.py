@@ -65,9 +65,9 @@ MUTATIONS = (
     ),
     Mutation(
         "logprob_after_temperature",
-        "kernels/gumbel.py",
-        "tl.store(float_ptr + plane + out, tl.sum(tl.where(token == best, reported, 0.0), 0))",
-        "tl.store(float_ptr + plane + out, tl.sum(tl.where(token == best, score, 0.0), 0))",
+        "kernels/draw.py",
+        "tl.store(float_ptr + plane + out, reported)",
+        "tl.store(float_ptr + plane + out, best_score)",
         "the reported log-probability is made from the perturbed score",
     ),
 )

@@ -79,10 +79,7 @@ class ReferenceSampler:
 
         def draw(some: Tensor) -> Tensor:
             count = some.numel()
-            drawn = self._module.sample(
-                row.expand(count, -1), rows[:count], some, warmth, seeds, report_logarithm=False
-            )
-            tokens: Tensor = drawn.token_ids
+            tokens: Tensor = self._module.draw(row.expand(count, -1), rows[:count], some, warmth, seeds)[0]
             return tokens
 
         with self._scope():

@@ -22,7 +22,9 @@ from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 
 # Parameters of kernels whose value changes from step to step; all others are fixed when the runner is made.
-PER_STEP = frozenset({"num_requests", "count", "plane", "columns", "first", "place", "ahead", "offset"})
+PER_STEP = frozenset(
+    {"num_requests", "count", "plane", "columns", "first", "place", "ahead", "offset", "num_parts", "part_blocks"}
+)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -104,7 +104,7 @@ def draw_drafts(
 def judge_drafts(
     logits_ptr,  # [M, V] float32, of the target
     logits_stride,
-    processed_ptr,  # [M, V] float32, see `gumbel.sample_blocks`, as the next five
+    processed_ptr,  # [M, V] float32, see `draw.sample_blocks`, as the next five
     threshold_ptr,  # [M] int32
     stages_ptr,  # [R] int32
     stages_stride,

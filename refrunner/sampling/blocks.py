@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 # On a GPU a block is what one program holds in registers. On the CPU a program costs about a millisecond whatever
@@ -9,11 +11,54 @@ import torch
 # that what combines the blocks of a row on a GPU is at work here too.
 GPU_BLOCK = 1024
 CPU_BLOCK = 2**17
+CPU_SEARCH = 2**12
 # A program that walks over a whole row, block by block, has registers for a larger one.
 GPU_ROW_BLOCK = 4096
+# Of a program that draws, and holds several numbers per token; measured, see `ci/gpu/README.md`.
+GPU_DRAW_BLOCK = 2048
+GPU_DRAW_WARPS = 4
+GPU_LANE_GROUPS = 8
+GPU_SEARCH = 128
+GPU_PROGRAMS = 512
+GPU_MOST_PARTS = 128
 
 # A product and a sum are two roundings on every device, or the CPU, which has no such fusion, would disagree.
 LAUNCH = {"enable_fp_fusion": False}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How a row of logits is divided among programs that each walk over their part, block by block.
+
+    Attributes:
+        number: of parts.
+        most: no less than any number of parts on this device for this vocabulary, a power of two.
+        blocks: of each part; the last one may have fewer.
+        block: tokens, a power of two.
+        groups: of four tokens, whose exact scores are computed at a time, of a lane; a power of two.
+        search: likewise, of a whole part.
+        warps: of a program.
+    """
+
+    number: int
+    most: int
+    blocks: int
+    block: int
+    groups: int
+    search: int
+    warps: int
+
+
+def parts_of(device: torch.device, count: int, vocab_size: int) -> Parts:
+    """On a GPU about as many programs as it holds at once, or two a row; on the CPU two, of two blocks."""
+    if device.type == "cpu":
+        block = min(CPU_BLOCK, max(4, power_of_two(vocab_size) // 4))
+        number = -(-vocab_size // (2 * block))
+        return Parts(number, power_of_two(number), 2, block, 2, max(1, min(block // 4, CPU_SEARCH)), 4)
+    blocks = -(-vocab_size // GPU_DRAW_BLOCK)
+    number = 2 if count > GPU_PROGRAMS else min(GPU_MOST_PARTS, GPU_PROGRAMS // max(1, count))
+    each = -(-blocks // number)
+    return Parts(-(-blocks // each), GPU_MOST_PARTS, each, GPU_DRAW_BLOCK, GPU_LANE_GROUPS, GPU_SEARCH, GPU_DRAW_WARPS)
 
 
 def block_of(device: torch.device, vocab_size: int) -> int:

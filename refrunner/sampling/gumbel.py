@@ -7,8 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.gumbel import combine_blocks, sample_blocks
-from .blocks import LAUNCH, block_of, power_of_two
+from ..kernels.draw import combine_blocks, sample_blocks
+from .blocks import LAUNCH, Parts, parts_of
+
+# More than three bounds that reach the best score are rare, and all exact scores are a few times the work.
+RIVALS = 8
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def sample(
     report_processed: bool = False,
     report_logarithm: bool = True,
 ) -> Sampled:
-    """Draw one token per row of logits; enqueues two launches and waits for nothing.
+    """Draw one token per row of logits and report its value; enqueues two launches and waits for nothing.
 
     Args:
         logits: float32 [N, V], unit stride in V; not modified.
@@ -71,28 +74,84 @@ def sample(
         report_processed: report values of what was drawn from, not of ``logits``.
         report_logarithm: report log-probabilities, not logits.
     """
-    count, vocab_size = logits.shape
-    block = block_of(logits.device, vocab_size)
-    num_blocks = -(-vocab_size // block)
-    floats = torch.empty(4, count, num_blocks, dtype=torch.float32, device=logits.device)
-    ints = torch.empty(3, count, num_blocks, dtype=torch.int32, device=logits.device)
+    count = len(logits)
     sampled = Sampled(
         torch.empty(4, count, dtype=torch.int32, device=logits.device),
         torch.empty(count, dtype=torch.float32, device=logits.device),
         torch.empty(2, count, dtype=torch.float32, device=logits.device),
     )
-    processed = processed or _unprocessed(logits)
-    stages = processed.stages
-    sample_blocks[(count, num_blocks)](
-        logits, logits.stride(0), processed.logits, processed.thresholds, rows, positions, stages, stages.stride(0),
-        temperature, temperature.stride(0), seeds, floats, ints, vocab_size, num_blocks, count * num_blocks,
-        PROCESSED=report_processed, BLOCK=block, **LAUNCH,
-    )  # fmt: skip
-    combine_blocks[(count,)](
-        floats, ints, sampled.result, sampled.logprobs, sampled.statistics, count, num_blocks,
-        LOGARITHM=report_logarithm, BLOCKS=power_of_two(num_blocks), **LAUNCH,
+    parts = parts_of(logits.device, count, logits.shape[1])
+    launch(
+        logits, rows, positions, temperature, seeds, processed or _unprocessed(logits), sampled, parts,
+        report_processed=report_processed, report_logarithm=report_logarithm,
     )  # fmt: skip
     return sampled
+
+
+def draw(
+    logits: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    processed: Processed | None = None,
+    *,
+    rivals: int = RIVALS,
+) -> Tensor:
+    """The tokens of :func:`sample` without their values, which costs less; returns its ``Sampled.result``.
+
+    Args:
+        logits: [N, V], float32, float16 or bfloat16; as all that follows, see :func:`sample`.
+        rivals: how many bounds are followed up in a part of a row before every score is computed exactly; 0 computes
+            them at once, which changes nothing and takes several times as long.
+    """
+    nothing = torch.empty(0, dtype=torch.float32, device=logits.device)
+    tokens = Sampled(torch.empty(4, len(logits), dtype=torch.int32, device=logits.device), nothing, nothing)
+    parts = parts_of(logits.device, *logits.shape)
+    processed = processed or _unprocessed(logits)
+    launch(
+        logits, rows, positions, temperature, seeds, processed, tokens, parts, statistics=False, rivals=rivals
+    )  # fmt: skip
+    return tokens.result
+
+
+def launch(
+    logits: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    processed: Processed,
+    sampled: Sampled,
+    parts: Parts,
+    *,
+    report_processed: bool = False,
+    report_logarithm: bool = False,
+    statistics: bool = True,
+    rivals: int = RIVALS,
+) -> None:
+    """Enqueue the two launches of :func:`sample` and :func:`draw`, whose arguments these are.
+
+    Args:
+        sampled: what is written; only its ``result`` without ``statistics``.
+        parts: how a row is divided.
+    """
+    count, vocab_size = logits.shape
+    floats = torch.empty(4 if statistics else 1, count, parts.number, dtype=torch.float32, device=logits.device)
+    ints = torch.empty(3, count, parts.number, dtype=torch.int32, device=logits.device)
+    stages = processed.stages
+    sample_blocks[(count, parts.number)](
+        logits, logits.stride(0), processed.logits, processed.thresholds, rows, positions, stages, stages.stride(0),
+        temperature, temperature.stride(0), seeds, floats, ints, vocab_size, parts.number, parts.blocks,
+        count * parts.number,
+        PROCESSED=report_processed, STATISTICS=statistics, RIVALS=rivals, GROUPS=parts.groups, SEARCH=parts.search,
+        BLOCK=parts.block,
+        num_warps=parts.warps, **LAUNCH,
+    )  # fmt: skip
+    combine_blocks[(count,)](
+        floats, ints, sampled.result, sampled.logprobs, sampled.statistics, count, parts.number,
+        STATISTICS=statistics, LOGARITHM=report_logarithm, PARTS=parts.most, **LAUNCH,
+    )  # fmt: skip
 
 
 def _unprocessed(logits: Tensor) -> Processed:

@@ -72,7 +72,7 @@ def test_a_changed_file_in_a_folder_is_named_as_the_original():
 
 def test_kernels_of_files_that_are_not_changed_are_served_by_what_was_built_for_the_original():
     def text(package):
-        return text_of(importlib.import_module(f"{package}.kernels.gumbel").sample_blocks)
+        return text_of(importlib.import_module(f"{package}.kernels.draw").sample_blocks)
 
     stages = Mutation(
         "stages", "kernels/gumbel.py", "PURPOSE_TARGET = tl.constexpr(0)", "PURPOSE_TARGET = tl.constexpr(1)", ""

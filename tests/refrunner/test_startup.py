@@ -12,7 +12,7 @@ from mrv2.fuzz.targets.reference import ReferenceTarget
 from mrv2.fuzz.workload import Driver, WorkloadRequest
 from mrv2.refrunner.api import NewRequest, SamplingParams, Step
 from mrv2.refrunner.errors import ConfigurationError
-from mrv2.refrunner.kernels import attention, block_table, drafting, gumbel, input_prep, logprobs, rejection
+from mrv2.refrunner.kernels import attention, block_table, drafting, draw, gumbel, input_prep, logprobs, rejection
 from mrv2.refrunner.kernels.launch import PER_STEP, Kernel
 from mrv2.refrunner.models.llama import LlamaModel
 from mrv2.refrunner.startup import largest_shape
@@ -147,7 +147,7 @@ def test_without_the_trial_the_first_steps_load_kernels(loaded, monkeypatch):
 def test_sizes_of_a_batch_are_taken_as_they_come():
     kernels = [
         value
-        for module in (attention, block_table, drafting, gumbel, input_prep, logprobs, rejection)
+        for module in (attention, block_table, draw, drafting, gumbel, input_prep, logprobs, rejection)
         for value in vars(module).values()
         if type(value) is Kernel
     ]

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mrv2.checks import triton_cpu
 from mrv2.checks.findings import Finding, Verdict
 from mrv2.checks.happens_before import HappensBefore, Record, Recorder, Tee
 from mrv2.checks.libraries import portable
@@ -22,7 +21,6 @@ from mrv2.checks.virtual.memory import POISON
 from mrv2.checks.virtual.runs import plain, run_program
 from mrv2.checks.virtual.schedules import Schedule, expand
 from mrv2.fuzz.targets.protocols import RunnerTarget
-from mrv2.fuzz.versions import HostVersions
 
 from .exercises import Exercise, ExerciseProgram
 
@@ -43,8 +41,7 @@ class Drive:
     """One run of an exercise.
 
     Attributes:
-        findings: races, waits, and whatever else the device or a kernel found.
-        stale: reads of pinned memory that met another version than was there in time.
+        findings: races, waits, and whatever else the device found.
         outcome: tokens, log-probabilities, what is broken and the crash, as text.
         error: why the runner could not be built, or how it crashed.
         steps: that it made.
@@ -56,7 +53,6 @@ class Drive:
     outcome: str
     error: str | None
     steps: int
-    stale: tuple[str, ...] = ()
     streams: int = 1
     records: tuple[Record, ...] = field(default=(), repr=False)
 
@@ -105,24 +101,21 @@ def drive(
     records: list[Record] = []
     judge = HappensBefore()
     sink = Tee(judge, Recorder(records.append)) if record else judge
-    versions = HostVersions()
     with Watch(settings) as watch:
-        hooks = (install(watch), versions.install)
-        run = run_program(program, schedule, judge=sink, poison=poison, hooks=hooks)
+        run = run_program(program, schedule, judge=sink, poison=poison, hooks=(install(watch),))
     waits = [finding for finding in watch.findings if finding.code != _FULL_QUEUE]
     found = (*map(portable, judge.findings), *waits)
-    stale = tuple(map(str, versions.stale))
-    error = run.error or _crash(program)
-    return Drive(found, repr(run.data), error, _steps(program), stale, run.streams, tuple(records))
+    return Drive(
+        found, repr(run.data), run.error or _crash(program), _steps(program), run.streams, tuple(records)
+    )  # fmt: skip
 
 
 def _on_the_cpu(program: ExerciseProgram) -> Drive:
-    with triton_cpu.enabled() as session:
-        try:
-            outcome = repr(plain(program()))
-        except Exception as error:  # noqa: BLE001 - whatever a mutant raises is its outcome
-            return Drive(tuple(session.findings), "", f"{type(error).__name__}: {error}", 0)
-        return Drive(tuple(session.findings), outcome, _crash(program), _steps(program))
+    try:
+        outcome = repr(plain(program()))
+    except Exception as error:  # noqa: BLE001 - whatever a mutant raises is its outcome
+        return Drive((), "", f"{type(error).__name__}: {error}", 0)
+    return Drive((), outcome, _crash(program), _steps(program))
 
 
 def _crash(program: ExerciseProgram) -> str | None:
@@ -190,8 +183,8 @@ def know(
     """
     if first.error and exercise.breaks_off is None:
         return first.error
-    if first.findings or first.stale:
-        return f"{first.findings[0].code} {first.findings[0].title}" if first.findings else first.stale[0]
+    if first.findings:
+        return f"{first.findings[0].code} {first.findings[0].title}"
     if exercise.device == "cpu":
         return Known(exercise, first, None, (), reached)
     others = tuple(expand(OTHERS, streams=first.streams))
@@ -209,8 +202,6 @@ def kill_of(known: Known, seen: Drive, schedule: Schedule) -> Kill | None:
     found = sorted(seen.findings, key=lambda finding: finding.verdict is not Verdict.VIOLATION)
     if found and found[0].verdict is Verdict.VIOLATION:
         return Kill(found[0].code, found[0].title, *where)
-    if seen.stale:
-        return Kill("MRV201", seen.stale[0], *where)
     if seen.outcome != known.first.outcome:
         if seen.error is not None:
             return Kill("MRV307", seen.error, *where, no_program=seen.error.startswith(_NO_PROGRAM))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from mrv2.checks.findings import JSON
 from mrv2.checks.sync.settings import Settings
 from mrv2.checks.virtual.memory import POISON
 from mrv2.checks.virtual.schedules import Schedule
@@ -52,21 +51,6 @@ class Verdict:
     kill: Kill | None
     reason: str
     reached: tuple[str, ...]
-
-    def as_json(self) -> dict[str, JSON]:
-        """As JSON values; the mutant is named by its place and what was done there, so that it can be made again."""
-        mutant, kill = self.mutant, self.kill
-        killed: dict[str, JSON] | None = None
-        if kill is not None:
-            killed = {
-                "code": kill.code, "title": kill.title, "exercise": kill.exercise, "schedule": kill.schedule,
-                "certain": kill.certain,
-            }  # fmt: skip
-        return {
-            "file": mutant.file, "line": mutant.line, "kind": mutant.kind.value, "operator": mutant.operator,
-            "number": mutant.number, "was": mutant.was, "outcome": self.outcome.value, "killed_by": killed,
-            "reason": self.reason, "exercises": len(self.reached),
-        }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from mrv2.checks.findings import Verdict
 from mrv2.checks.hooks import triton_launch, triton_tap
 from mrv2.checks.triton_cpu.errors import Unsupported
 from mrv2.checks.triton_cpu.fallback import InterpretedKernel
-from mrv2.refrunner.kernels.gumbel import combine_blocks, sample_blocks
+from mrv2.refrunner.kernels.draw import combine_blocks, sample_blocks
 
 TWO = tl.constexpr(2)
 
@@ -262,11 +262,11 @@ class TestLaunch:
         floats, ints = gpu.device([[[0.0]]] * 4), gpu.device([[[0]]] * 3, torch.int32)
         none, token, value = gpu.device([0], torch.int32), gpu.device([[0]] * 4, torch.int32), gpu.device([0.0])
         sample_blocks[(1, 1)](
-            logits, 4, logits, none, rows, positions, none, 1, temperature, 1, seed, floats, ints, 4, 1, 1,
-            PROCESSED=False, BLOCK=4,
+            logits, 4, logits, none, rows, positions, none, 1, temperature, 1, seed, floats, ints, 4, 1, 1, 1,
+            PROCESSED=False, STATISTICS=True, RIVALS=1, GROUPS=1, SEARCH=1, BLOCK=4,
         )  # fmt: skip
         statistics = gpu.device([[0.0]] * 2)
-        combine_blocks[(1,)](floats, ints, token, value, statistics, 1, 1, LOGARITHM=True, BLOCKS=1)
+        combine_blocks[(1,)](floats, ints, token, value, statistics, 1, 1, STATISTICS=True, LOGARITHM=True, PARTS=1)
         gpu.run()
         assert values(token) == [[1], [0], [2147483647], [0]]
         assert values(value) == pytest.approx([-0.4402], abs=1e-4)
@@ -450,7 +450,8 @@ class TestRestoring:
 
     def test_plain_launches_of_the_reference_runner_go_on(self, gpu):
         token, value, best = torch.zeros(4, dtype=torch.int32), torch.zeros(1), torch.ones(3, dtype=torch.int32)
-        combine_blocks[(1,)](torch.ones(4), best, token, value, torch.zeros(2), 1, 1, LOGARITHM=False, BLOCKS=1)
+        constants = {"STATISTICS": True, "LOGARITHM": False, "PARTS": 1}
+        combine_blocks[(1,)](torch.ones(4), best, token, value, torch.zeros(2), 1, 1, **constants)
         assert token.tolist() == [1, 1, 1, 0]
         assert not gpu.engine.pending
 

@@ -23,7 +23,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from mrv2.checks.triton_cpu import frontend
-from mrv2.refrunner.kernels import block_table, gumbel, input_prep, staged_write
+from mrv2.refrunner.kernels import block_table, draw, input_prep, staged_write
 
 GOLDEN = Path(__file__).parent / "golden"
 VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
@@ -437,12 +437,16 @@ def _sampler_case(kernel: Any, numbers: tuple[str, ...], **constants: int) -> Ca
 
 RUNNER = {
     "sample_blocks": _sampler_case(
-        gumbel.sample_blocks,
-        ("logits_stride", "stages_stride", "temperature_stride", "vocab_size", "num_blocks", "plane"),
+        draw.sample_blocks,
+        ("logits_stride", "stages_stride", "temperature_stride", "vocab_size", "num_parts", "part_blocks", "plane"),
         PROCESSED=1,
+        STATISTICS=1,
+        RIVALS=8,
+        GROUPS=4,
+        SEARCH=8,
         BLOCK=64,
     ),
-    "combine_blocks": _sampler_case(gumbel.combine_blocks, ("count", "num_blocks"), LOGARITHM=1, BLOCKS=8),
+    "combine_blocks": _sampler_case(draw.combine_blocks, ("count", "num_parts"), STATISTICS=1, LOGARITHM=1, PARTS=8),
     "gather_block_tables": _runner_case(
         block_table.gather_block_tables,
         ("group_stride", "block_table_stride", "batch_group_stride", "batch_table_stride", "num_requests", "columns"),

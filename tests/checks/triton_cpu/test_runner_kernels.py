@@ -189,9 +189,9 @@ def test_the_comparison_sees_a_difference():
 
 
 def _kernels() -> Iterator[Kernel]:
-    from mrv2.refrunner.kernels import gumbel
+    from mrv2.refrunner.kernels import draw
 
-    yield gumbel.sample_blocks
+    yield draw.sample_blocks
 
 
 @pytest.mark.gpu

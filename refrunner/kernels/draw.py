@@ -1,0 +1,318 @@
+"""Gumbel-max sampling and the log-probability of the drawn token, in two launches and one pass over the logits.
+
+Exact noise costs several times what reading a logit does, and almost no token needs it. Of each token only the high
+word is made, and `coarse_logarithm` gives a bound of its score from above. A lane looks at four neighbouring tokens of
+each block, and keeps the largest bound that it saw. Then the exact scores of all tokens of the lane with the largest
+bound are computed, then of the next such lane, until no bound reaches the best exact score; one lane is enough nine
+times in ten. Where something is not an ordinary number, the exact score of every token decides. So a bound says only
+who need not be asked, and the token is always that of the exact scores.
+
+Bounds are compared in units of the logit. With temperature T and the noise's high word h, a token of logit x has
+
+    score <= x / T + 32 log(2) - log(h) + rounding,   T * score <= x - T * log(2) * coarse(h) / 2**17 + T * 96 log(2)
+
+so it cannot beat an exact score E if x - T * log(2) * coarse(h) / 2**17 < T * E - T * (96 log(2) + slack). The noise's
+own error is below 1e-5. Rounding of the quotient, the sum, the product and the constants is, for a token whose score
+reaches E, below 2**-21 * (abs(E) + 112), since its noise is between -4 and 46; the slack is larger than both.
+"""
+
+import triton.language as tl
+
+from .gumbel import PURPOSE_TARGET, coarse_logarithm, gumbel_noise, philox, processed_logit, words_of_groups
+from .launch import kernel
+from .logits_processing import FILTERS
+
+_UNIT = tl.constexpr(5.288293308715403e-06)  # log(2) / 2**17
+_OFFSET = tl.constexpr(66.54232933375474)  # 96 * log(2) + 2e-4
+_RELATIVE = tl.constexpr(9.5367431640625e-07)  # 2**-20
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_LARGEST_SCALE = tl.constexpr(1e20)  # temperatures beyond it, or below its inverse, could leave the range of float32
+_NO_TOKEN = tl.constexpr(2147483647)
+
+
+@kernel
+def best_of_groups(
+    row, first_token, stride, end, best_score, best, GROUPS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Best exact score of groups of four tokens, a stride apart, and of what came before; its token; the logits.
+
+    A NaN logit loses against every number; the lowest id wins ties.
+    """
+    logits_ptr, processed_ptr, threshold_ptr, stages, temperature, seed, position = row
+    lane = tl.arange(0, 4 * GROUPS)
+    token = first_token + lane // 4 * stride + lane % 4
+    logit = tl.load(logits_ptr + token, mask=token < end, other=float("-inf")).to(tl.float32)
+    score = processed_logit(logit, processed_ptr, token, token < end, stages, threshold_ptr, temperature)
+    if temperature > 0.0:
+        group = (first_token + tl.arange(0, GROUPS) * stride) // 4
+        high = words_of_groups(seed, position, group, PURPOSE_TARGET, 0)
+        low = words_of_groups(seed, position, group, PURPOSE_TARGET, 1)
+        score += gumbel_noise(high, low)
+    groups_score = tl.max(score, 0)
+    winner = tl.min(tl.where(score == groups_score, token, _NO_TOKEN), 0)
+    better = (groups_score > best_score) | ((groups_score == best_score) & (winner < best))
+    return tl.maximum(groups_score, best_score), tl.where(better, winner, best), logit
+
+
+@kernel
+def search_all(row, begin, end, GROUPS: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Best exact score of all tokens of a part, its token, the number of NaN logits and the first of them."""
+    best_score = tl.full([], float("-inf"), tl.float32)
+    best = tl.full([], _NO_TOKEN, tl.int32)
+    missing = tl.full([], 0, tl.int32)
+    first_missing = tl.full([], _NO_TOKEN, tl.int32)
+    for first_token in range(begin, end, 4 * GROUPS):
+        best_score, best, logit = best_of_groups(row, first_token, 4, end, best_score, best, GROUPS)
+        spoiled = logit != logit
+        token = first_token + tl.arange(0, 4 * GROUPS)
+        missing += tl.sum(spoiled.to(tl.int32), 0)
+        first_missing = tl.minimum(first_missing, tl.min(tl.where(spoiled, token, _NO_TOKEN), 0))
+    return best_score, best, missing, first_missing
+
+
+@kernel
+def quarters(x, LANES: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """First, second, third and last of each four elements: [4 * LANES] as four of [LANES]."""
+    even, odd = tl.split(tl.reshape(x, [LANES, 2, 2]))
+    first, third = tl.split(even)
+    second, last = tl.split(odd)
+    return first, second, third, last
+
+
+@kernel
+def larger_or_nan(x, y) -> tl.tensor:
+    """The larger one; NaN if one is NaN."""
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@kernel
+def largest_bounds(drawn, first_token, row, spread, LANES: tl.constexpr) -> tl.tensor:
+    """Largest bound of each four tokens, less a constant; NaN where a logit is NaN."""
+    _, _, _, _, temperature, seed, position = row
+    x0, x1, x2, x3 = quarters(drawn, LANES)
+    if temperature > 0.0:
+        group = first_token // 4 + tl.arange(0, LANES)
+        high0, high1, high2, high3 = philox(seed, group, position, PURPOSE_TARGET, 0)
+        x0 = tl.fma(coarse_logarithm(high0), spread, x0)
+        x1 = tl.fma(coarse_logarithm(high1), spread, x1)
+        x2 = tl.fma(coarse_logarithm(high2), spread, x2)
+        x3 = tl.fma(coarse_logarithm(high3), spread, x3)
+    return larger_or_nan(larger_or_nan(x0, x1), larger_or_nan(x2, x3))
+
+
+@kernel
+def exponential(x) -> tl.tensor:
+    """exp(x) as a GPU computes it anyway, less its care for results below 2**-126."""
+    return tl.exp2(x * _LOG2_E)
+
+
+@kernel
+def add_exponentials(reported, largest, total, LANES: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Each lane's largest value and its sum of exp below it (Milakov and Gimelshein 2018), with four more values."""
+    x0, x1, x2, x3 = quarters(reported, LANES)
+    larger = tl.maximum(largest, tl.maximum(tl.maximum(x0, x1), tl.maximum(x2, x3)))
+    kept = tl.where(larger == float("-inf"), 0.0, larger)
+    share = (exponential(x0 - kept) + exponential(x1 - kept)) + (exponential(x2 - kept) + exponential(x3 - kept))
+    return larger, total * exponential(largest - kept) + share
+
+
+@kernel
+def staged_values(row, logit, token, end, cut) -> tl.tensor:
+    """What is drawn from in a row with stages; NaN where the model's logit is."""
+    value = tl.load(row[1] + token, mask=token < end, other=float("-inf")).to(tl.float32)
+    return tl.where(logit == logit, tl.where(value >= cut, value, float("-inf")), logit)
+
+
+@kernel
+def screen(
+    row, ahead, cut, spread, begin, end, STAGED: tl.constexpr, STATISTICS: tl.constexpr, PROCESSED: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """The pass over a part's logits, of which ``ahead`` are the first block: a block is loaded while one is judged.
+
+    Returns, for each lane: largest bound, largest value to report, sum of exp.
+    """
+    LANES: tl.constexpr = BLOCK // 4
+    logits_ptr, processed_ptr, threshold_ptr, stages, temperature, _, _ = row
+    top = tl.full([LANES], float("-inf"), tl.float32)
+    largest = tl.full([LANES], float("-inf"), tl.float32)
+    total = tl.zeros([LANES], tl.float32)
+    for first_token in range(begin, end, BLOCK):
+        token = first_token + tl.arange(0, BLOCK)
+        logit = ahead
+        ahead = tl.load(logits_ptr + token + BLOCK, mask=token + BLOCK < end, other=float("-inf")).to(tl.float32)
+        drawn = logit
+        if STAGED:
+            drawn = staged_values(row, logit, token, end, cut)
+        top = larger_or_nan(top, largest_bounds(drawn, first_token, row, spread, LANES))
+        if STATISTICS:
+            reported = logit
+            if PROCESSED:
+                reported = processed_logit(
+                    logit, processed_ptr, token, token < end, stages, threshold_ptr, temperature
+                )  # fmt: skip
+            largest, total = add_exponentials(reported, largest, total, LANES)
+    return top, largest, total
+
+
+@kernel
+def settle(
+    row, top, scale, begin, end, RIVALS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Best exact score of the lanes that bounds recommend, its token, and whether no other lane can beat it."""
+    temperature = row[4]
+    lane = tl.arange(0, BLOCK // 4)
+    best_score = tl.full([], float("-inf"), tl.float32)
+    best = tl.full([], _NO_TOKEN, tl.int32)
+    line = tl.full([], float("-inf"), tl.float32)
+    rivals = 1
+    for _turn in range(RIVALS):
+        if rivals > 0:
+            chosen = tl.min(tl.where(top == tl.max(top, 0), lane, BLOCK // 4), 0)
+            for first_token in range(begin + 4 * chosen, end, GROUPS * BLOCK):
+                best_score, best, _logits = best_of_groups(row, first_token, BLOCK, end, best_score, best, GROUPS)
+            line = best_score
+            if temperature > 0.0:
+                line = (best_score - _OFFSET - tl.abs(best_score) * _RELATIVE) * scale
+            top = tl.where(lane == chosen, float("-inf"), top)
+            rivals = tl.sum((~(top < line)).to(tl.int32), 0)
+    ordinary = (temperature == 0.0) | ((scale > 1.0 / _LARGEST_SCALE) & (scale < _LARGEST_SCALE))
+    return best_score, best, (rivals == 0) & ordinary & (tl.abs(line) < float("inf"))
+
+
+@kernel
+def lowest_kept(threshold_ptr, stages) -> tl.tensor:
+    """The filters' threshold, an integer of `ordered`, as a logit."""
+    cut = tl.full([], float("-inf"), tl.float32)
+    if (stages & FILTERS) != 0:
+        bits = tl.load(threshold_ptr)
+        cut = (bits ^ ((bits >> 31) & 2147483647)).to(tl.float32, bitcast=True)
+    return tl.where(cut == cut, cut, float("-inf"))
+
+
+@kernel
+def sample_blocks(
+    logits_ptr,  # [N, V] float32, float16 or bfloat16
+    logits_stride,
+    processed_ptr,  # [N, V] float32, dense; read for rows with a stage only
+    threshold_ptr,  # [N] int32; read for rows with a filter only
+    rows_ptr,  # [N] int32
+    positions_ptr,  # [N] int32: number of tokens before the one drawn
+    stages_ptr,  # [R] int32
+    stages_stride,
+    temperature_ptr,  # [R] float32
+    temperature_stride,
+    seed_ptr,  # [R] int64
+    float_ptr,  # [4, N, parts] float32, out: best score, its reported value, largest reported value, sum of exp
+    int_ptr,  # [3, N, parts] int32, out: best token, number of NaN logits, first of them
+    vocab_size,
+    num_parts,
+    part_blocks,  # blocks of each part
+    plane,  # N * parts
+    PROCESSED: tl.constexpr,  # report processed values, not the model's
+    STATISTICS: tl.constexpr,  # report anything but the token
+    RIVALS: tl.constexpr,  # how many bounds are followed up before all exact scores are computed
+    GROUPS: tl.constexpr,  # of four tokens, whose exact scores are computed at a time, of a lane
+    SEARCH: tl.constexpr,  # and of a part
+    BLOCK: tl.constexpr,
+) -> None:
+    """Winner of one part of one row, and the part's share of the softmax denominator.
+
+    Temperature 0 takes the largest logit; the lowest id wins ties.
+    """
+    index = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    logits_ptr += index * logits_stride
+    begin = part * part_blocks * BLOCK
+    end = tl.minimum(begin + part_blocks * BLOCK, vocab_size)
+    token = begin + tl.arange(0, BLOCK)
+    ahead = tl.load(logits_ptr + token, mask=token < end, other=float("-inf")).to(tl.float32)
+    table_row = tl.load(rows_ptr + index).to(tl.int64)
+    temperature = tl.load(temperature_ptr + table_row * temperature_stride)
+    stages = tl.load(stages_ptr + table_row * stages_stride)
+    row = (
+        logits_ptr, processed_ptr + index * vocab_size, threshold_ptr + index, stages, temperature,
+        tl.load(seed_ptr + table_row), tl.load(positions_ptr + index),
+    )  # fmt: skip
+    scale = tl.where(stages != 0, 1.0, temperature)
+    spread = -_UNIT * scale
+    cut = lowest_kept(threshold_ptr + index, stages)
+    # Two loops: one that asks in every block whether the row has stages would move each logit once more.
+    if stages != 0:
+        top, largest, total = screen(row, ahead, cut, spread, begin, end, True, STATISTICS, PROCESSED, BLOCK)
+    else:
+        top, largest, total = screen(row, ahead, cut, spread, begin, end, False, STATISTICS, PROCESSED, BLOCK)
+    best_score, best, settled = settle(row, top, scale, begin, end, RIVALS, GROUPS, BLOCK)
+    missing = tl.full([], 0, tl.int32)
+    first_missing = tl.full([], _NO_TOKEN, tl.int32)
+    if not settled:
+        best_score, best, missing, first_missing = search_all(row, begin, end, SEARCH)
+    out = index * num_parts + part
+    tl.store(float_ptr + out, best_score)
+    tl.store(int_ptr + out, best)
+    tl.store(int_ptr + plane + out, missing)
+    tl.store(int_ptr + 2 * plane + out, first_missing)
+    if STATISTICS:
+        reported = tl.load(logits_ptr + best).to(tl.float32)
+        if PROCESSED:
+            reported = processed_logit(
+                reported,
+                processed_ptr + index * vocab_size,
+                best,
+                best < end,
+                stages,
+                threshold_ptr + index,
+                temperature,
+            )
+        maximum = tl.max(largest, 0)
+        kept = tl.where(maximum == float("-inf"), 0.0, maximum)
+        tl.store(float_ptr + plane + out, reported)
+        tl.store(float_ptr + 2 * plane + out, maximum)
+        tl.store(float_ptr + 3 * plane + out, tl.sum(total * tl.exp(largest - kept), 0))
+
+
+@kernel
+def combine_blocks(
+    float_ptr,  # [4, N, parts] float32, see `sample_blocks`
+    int_ptr,  # [3, N, parts] int32, likewise
+    result_ptr,  # [4, N] int32, out: token, number of NaN logits, first of them, whether no token was left
+    value_ptr,  # [N] float32, out: value of the token
+    statistics_ptr,  # [2, N] float32, out: largest value, log of the sum of exp below it
+    count,  # N
+    num_parts,
+    STATISTICS: tl.constexpr,  # report anything but the token
+    LOGARITHM: tl.constexpr,  # report log-probabilities, not logits
+    PARTS: tl.constexpr,
+) -> None:
+    """Winner of a row over its parts, and its log-probability.
+
+    The sums are added as a tree, not one after another, which keeps the rounding error near log2(parts)
+    units instead of parts.
+    """
+    index = tl.program_id(0)
+    lane = tl.arange(0, PARTS)
+    inside = lane < num_parts
+    offset = index * num_parts + lane
+    plane = count * num_parts
+    score = tl.load(float_ptr + offset, mask=inside, other=float("-inf"))
+    token = tl.load(int_ptr + offset, mask=inside, other=2147483647)
+    best_score = tl.max(score, 0)
+    best_token = tl.min(tl.where(score == best_score, token, 2147483647), 0)
+    missing = tl.sum(tl.load(int_ptr + plane + offset, mask=inside, other=0), 0)
+    first = tl.min(tl.load(int_ptr + 2 * plane + offset, mask=inside, other=2147483647), 0)
+    tl.store(result_ptr + index, best_token)
+    tl.store(result_ptr + count + index, missing)
+    tl.store(result_ptr + 2 * count + index, first)
+    tl.store(result_ptr + 3 * count + index, (best_score == float("-inf")).to(tl.int32))
+    if STATISTICS:
+        value = tl.load(float_ptr + plane + offset, mask=inside, other=0.0)
+        value = tl.sum(tl.where(token == best_token, value, 0.0), 0)
+        maximum = tl.load(float_ptr + 2 * plane + offset, mask=inside, other=float("-inf"))
+        largest = tl.max(maximum, 0)
+        share = tl.load(float_ptr + 3 * plane + offset, mask=inside, other=0.0) * tl.exp(maximum - largest)
+        log_sum = tl.log(tl.sum(share, 0))
+        if LOGARITHM:
+            value = (value - largest) - log_sum
+        tl.store(value_ptr + index, value)
+        tl.store(statistics_ptr + index, largest)
+        tl.store(statistics_ptr + count + index, log_sum)
