@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -201,7 +202,10 @@ class Worker:
         """The signature of a case that ends a process by a signal, run in a copy of this one; None if it does not."""
         if self._stop or os.getppid() != self._parent:
             raise Stopped
-        child = os.fork()
+        with warnings.catch_warnings():
+            # Threads of torch would be missing in the copy; with one core a worker there are none that work.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
         if child == 0:
             faulthandler.disable()  # it is known that it ends, and its stack would be one in a hundred
             with suppress(BaseException):
