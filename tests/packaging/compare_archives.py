@@ -8,7 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("checks", "ci", "fuzz", "refrunner", "stats")
-DATA = ("py.typed", "templates/*.yml", "report/schema/*.json", "*.safetensors", "triton_cpu/runtime/*.c", "triton_cpu/runtime/*.h")
+RUNTIME = ("triton_cpu/runtime/*.c", "triton_cpu/runtime/*.h")
+DATA = ("py.typed", "templates/*.yml", "report/schema/*.json", "*.safetensors", *RUNTIME)
 SHIPPED = ("**/*.py", *DATA)
 
 
