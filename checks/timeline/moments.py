@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,8 @@ MOST_FRAMES = 300_000
 #: Frames of a stack that are shown, and what begins those that say little: libraries, and Python's own.
 SHOWN = 5
 _OPERATOR = "::"
+#: Functions of an object are named with its address, which no two calls have in common.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _SILENT = ("torch/", "<built-in", "<frozen", "<string>", "contextlib.py", "triton/", "threading.py", "nn.Module")
 
 
@@ -44,6 +47,8 @@ class Moments:
         intervals = self._asked.get(thread, [])
         first = bisect_left(intervals, frame.start, key=lambda one: one[1])
         last = bisect_right(intervals, frame.end, key=lambda one: one[0])
+        if last > first:
+            frame = frame._replace(name=_ADDRESS.sub("", frame.name))
         for number in range(first, last):
             self._frames[thread, number].append(frame)
         return max(last - first, 0)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from ..errors import CheckError
 from .loading import Launches, Timeline
 from .phases import STEP_NAMES
-from .records import DeviceWork, HostCall, HostRange, WaitFor, waits_for
+from .records import DeviceKind, DeviceWork, HostCall, HostRange, WaitFor, waits_for
 
 #: Steps that a trace must hold to be recognised without names, and the share of what comes once that has to do so.
 LEAST_STEPS, LIKENESS = 3, 0.75
+#: How many names come once in each step, at least, as a share of the most names that are equally frequent.
+SUPPORT = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -119,30 +121,37 @@ def _of_ranges(ranges: Sequence[HostRange]) -> Steps:
 
 
 def _repeated(timeline: Timeline, launches: Launches) -> Steps | None:
-    """Steps by what the busiest device does once in each; they begin where it has waited longest.
+    """Steps by what the busiest device does once in each.
 
     Counting names instead of looking for a period bears steps that differ by a kernel or two.
     """
     work, calls = _launched(timeline, launches)
+    for once in _once_in_each(work):
+        idle = _idle_before(work)
+        anchors = _anchors(work, once, idle)
+        begins = None if anchors is None else _uploads_behind_downloads(work, anchors) or _waits(work, anchors, idle)
+        if begins is None or any(calls[later].start <= calls[one].start for one, later in pairwise(begins)):
+            continue
+        starts, first = [calls[index].start for index in begins], calls[begins[0]]
+        spans = [*pairwise(starts), (starts[-1], _end_of_last(timeline, first, calls[-1]))]
+        steps = tuple(Step(number, "", start, end, end) for number, (start, end) in enumerate(spans))
+        found_by = f"{len(once)} kernels and copies that the device does once in each"
+        return Steps(steps, found_by, first.process, first.thread)
+    return None
+
+
+def _once_in_each(work: Sequence[DeviceWork]) -> Iterator[set[str]]:
+    """Names that could come once in each step, the smallest number of steps first.
+
+    Names of a layer are equally frequent, too, and may be more than those that come once; but not many times as many.
+    """
     counted = Counter(one.name for one in work)
-    by_count = Counter(count for count in counted.values() if count >= LEAST_STEPS)
-    if not by_count:
-        return None
-    count = max(by_count, key=lambda number: (by_count[number], -number))
-    once = {name for name, number in counted.items() if number == count}
-    idle = _idle_before(work)
-    anchors = _anchors(work, once, idle)
-    if anchors is None:
-        return None
-    begins = _begins(work, anchors, idle)
-    starts = [calls[index].start for index in begins]
-    if any(later <= earlier for earlier, later in pairwise(starts)):
-        return None
-    first = calls[begins[0]]
-    spans = [*pairwise(starts), (starts[-1], _end_of_last(timeline, first, calls[-1]))]
-    steps = tuple(Step(number, "", start, end, end) for number, (start, end) in enumerate(spans))
-    found_by = f"{len(once)} kernels and copies that the device does once in each"
-    return Steps(steps, found_by, first.process, first.thread)
+    names: dict[int, set[str]] = defaultdict(set)
+    for name, count in counted.items():
+        if count >= LEAST_STEPS:
+            names[count].add(name)
+    most = max(map(len, names.values()), default=0)
+    yield from (names[count] for count in sorted(names) if len(names[count]) >= most * SUPPORT)
 
 
 def _idle_before(work: Sequence[DeviceWork]) -> list[int]:
@@ -166,8 +175,19 @@ def _anchors(work: Sequence[DeviceWork], once: set[str], idle: Sequence[int]) ->
     return next((places[name] for name in candidates if _in_turns(work, once, places[name])), None)
 
 
-def _begins(work: Sequence[DeviceWork], anchors: Sequence[int], idle: Sequence[int]) -> list[int]:
-    """Where steps begin: at the longest wait from one anchor to the next; the first one where it has the same name."""
+def _uploads_behind_downloads(work: Sequence[DeviceWork], anchors: Sequence[int]) -> list[int] | None:
+    """Steps that begin with the upload of their inputs, the first one behind the results of the step before."""
+    begins, downloaded = [], True
+    for index, one in enumerate(work):
+        if one.kind is DeviceKind.UPLOAD and downloaded:
+            begins.append(index)
+        if one.kind in (DeviceKind.UPLOAD, DeviceKind.DOWNLOAD):
+            downloaded = one.kind is DeviceKind.DOWNLOAD
+    return begins if len(begins) == len(anchors) else None
+
+
+def _waits(work: Sequence[DeviceWork], anchors: Sequence[int], idle: Sequence[int]) -> list[int]:
+    """Steps that begin where the device waits longest from one anchor to the next; the first with the same name."""
     later = [max(range(low + 1, high + 1), key=lambda index: idle[index]) for low, high in pairwise(anchors)]
     name = Counter(work[index].name for index in later).most_common(1)[0][0]
     before = (index for index in range(anchors[0], -1, -1) if work[index].name == name)

@@ -49,6 +49,7 @@ ARGUMENTS = frozenset(
 )
 #: What a path of this machine begins with.
 _FOLDERS = re.compile(r"(/[^ /:]+)+/(site-packages|dist-packages|lib/python3\.\d+)/")
+RUNNERS: Mapping[Any, str] = MappingProxyType({ModelRunner: "refrunner", BaselineRunner: "baseline_v1"})
 Facts = dict[str, Any]
 
 
@@ -87,7 +88,7 @@ def record_decode(
 
     _record(path, run)
     engine.close()
-    return {"steps": STEPS, "annotated": True}
+    return {"steps": STEPS, "annotated": True, "runner": RUNNERS[make]}
 
 
 def record_arrivals(path: Path, device: str) -> Facts:
@@ -108,7 +109,7 @@ def record_arrivals(path: Path, device: str) -> Facts:
 
     _record(path, run)
     engine.close()
-    return {"steps": STEPS, "annotated": True}
+    return {"steps": STEPS, "annotated": True, "runner": RUNNERS[ModelRunner]}
 
 
 def record_ordinary(path: Path, device: str, *, marked: bool = False) -> Facts:
@@ -133,7 +134,7 @@ def record_ordinary(path: Path, device: str, *, marked: bool = False) -> Facts:
     _record(path, run, with_stack=True)
     return {
         "steps": STEPS, "annotated": marked, "items per step": 1, "pageable uploads per step": 1,
-        "waiting downloads per step": 2,
+        "waiting downloads per step": 2, "runner": None,
     }  # fmt: skip
 
 

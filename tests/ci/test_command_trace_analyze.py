@@ -1,6 +1,7 @@
 """mrv2 trace analyze: text, JSON, a page; what is cut, has no device, or is no trace."""
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -54,21 +55,21 @@ def test_the_first_screen_of_a_trace_with_everything() -> None:
 
 def test_a_wait_is_shown_with_its_place() -> None:
     done = mrv2(TRACES / "ordinary.json.gz")
-    assert "wait: 6 x cudaMemcpyAsync (pageable upload) in 6 steps, 4450.0 µs together, longest 1107.3" in done.stdout
-    assert "  6 x cudaStreamSynchronize (stream) in 6 steps, 48.3 µs together" in done.stdout
-    assert "      aten::item\n      mrv2/ci/gpu/record_traces.py(108): step\n" in done.stdout
+    assert "\nwait: 6 x cudaMemcpyAsync (pageable upload) in 6 steps, " in done.stdout
+    assert "\n  6 x cudaStreamSynchronize (stream) in 6 steps, " in done.stdout
+    assert re.search(r"\n      aten::item\n      mrv2/ci/gpu/record_traces\.py\(\d+\): step\n", done.stdout)
     assert "copies of pageable memory: 12 in all steps, 25559040 bytes" in done.stdout
 
 
 def test_json_report() -> None:
-    mrv2(TRACES / "v2_06b.json.gz", "--json", "out.json", "--bubble-us", "1000")
+    mrv2(TRACES / "v2_06b.json.gz", "--json", "out.json", "--bubble-us", "400")
     report = json.loads(Path("out.json").read_text())
     assert first_fault(report) is None
     assert (report["command"], report["verdict"], report["findings"]) == ("trace-analyze", None, [])
     metrics = report["metrics"]
     assert (len(metrics["steps"]), metrics["steps_found_by"]) == (6, "ranges mrv2.step")
-    assert metrics["devices"][0]["idle_share_in_gaps_over_5us"] == pytest.approx(0.654, abs=0.001)
-    assert all(bubble["length_us"] > 1000 for bubble in metrics["bubbles"])
+    assert metrics["devices"][0]["idle_share_in_gaps_over_5us"] == pytest.approx(0.359, abs=0.001)
+    assert all(bubble["length_us"] > 400 for bubble in metrics["bubbles"])
     assert metrics["num_bubbles"] == len(metrics["bubbles"]) > 0
     assert metrics["trace"]["file"] == "v2_06b.json.gz"
 
@@ -88,7 +89,8 @@ def test_the_page_has_a_picture_of_host_and_streams() -> None:
     space = "{http://www.w3.org/2000/svg}"
     texts = [text.text for text in picture.iter(f"{space}text")]
     assert texts[:3] == ["host", "GPU 0 stream 7", "GPU 0 stream 25"]
-    assert [text for text in texts if text and text.startswith("step")] == ["step 1", "step 2", "step 3", "step 4"]
+    # Four of the six, and the begin of the next one: the device is behind.
+    assert [text for text in texts if text and text.startswith("step")] == [f"step {number}" for number in range(1, 6)]
     width = float(str(picture.get("viewBox")).split()[2])
     boxes = [(float(str(box.get("x"))), float(str(box.get("width")))) for box in picture.iter(f"{space}rect")]
     assert boxes and all(left >= 0 and left + wide <= width + 1 for left, wide in boxes)

@@ -89,6 +89,15 @@ def test_waits_of_two_places_are_two(analysed):
     }  # fmt: skip
 
 
+def test_functions_of_objects_are_named_without_their_address(analysed):
+    recording = decode(Recording())
+    for number in range(4):
+        name = f"engine/loop.py(12): collect of Loop object at 0x7f{number}2c"
+        recording.range(name, 1390 + 1000 * number, 120, category="python_function")
+    (group,) = analysed(recording.events).waits
+    assert (group.count, group.stack) == (4, ("engine/loop.py(12): collect of Loop object",))
+
+
 def test_copies_of_pageable_memory(analysed):
     recording = decode(Recording())
     recording.copy("up", 1070, 1185, 5, 100, "Pageable")
