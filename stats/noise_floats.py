@@ -7,6 +7,8 @@ word and the middle one, twice: 688 million, and one word for each of them shows
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,7 +19,7 @@ _SIGNIFICAND = 24  # bits of float32
 _OCTAVE = 1 << (_SIGNIFICAND - 1)  # float32 numbers from one power of two to the next
 # Nats. Words that round to one float32 lie within 1.5 units of its last place, by two roundings; below the middle the
 # quantile moves by at most 1 / log(2) times the relative change of u, and above it by less.
-SHARED = 1.5 * 2.0**-23 / np.log(2.0)
+SHARED = 1.5 * 2.0**-23 / math.log(2.0)
 
 
 def float32_count(bits: int) -> int:
@@ -47,7 +49,8 @@ def float32_words(bits: int, start: int, stop: int) -> NDArray[np.uint64]:
     upper = places >= count
     numbers = _numbers(np.where(upper, 2 * count - 1 - places, places).astype(np.uint64))
     below = np.minimum(numbers, np.uint64((1 << (bits - 1)) - 1))
-    return np.where(upper, np.uint64((1 << bits) - 1) - below, below)
+    words: NDArray[np.uint64] = np.where(upper, np.uint64((1 << bits) - 1) - below, below)
+    return words
 
 
 def _numbers(places: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import triton.language as tl
@@ -59,18 +64,53 @@ def kernel_noise(function: Kernel, words: Tensor) -> Tensor:
     Returns:
         float32 [n] on the same device, written on its current stream.
     """
-    noise = torch.empty(words.shape, dtype=torch.float32, device=words.device)
-    _noise_of_words[(-(-words.numel() // _BLOCK),)](words, noise, words.numel(), NOISE=function, BLOCK=_BLOCK)
-    return noise
+    return _on_words(_noise_of_words, function, words)
+
+
+def kernel_bound(function: Kernel, words: Tensor) -> Tensor:
+    """What noise is at most, by the leading 32 bits of 64-bit words alone.
+
+    Args:
+        function: ``kernels.gumbel.coarse_logarithm`` of the package under test: at most ``2**17 * (64 + log2(high))``.
+        words: int64 [n], the bits of uint64.
+
+    Returns:
+        float64 [n], on the device and stream of the words: with u at least ``high / 2**32``, noise is below -log(u).
+    """
+    return (96.0 - _on_words(_logarithm_of_words, function, words).double() / 2.0**17) * math.log(2.0)
+
+
+def source_of(functions: Sequence[Kernel]) -> str:
+    """SHA-256 of what makes functions of kernels compute what they do: their sources, and the constants they name."""
+    told = []
+    for function in functions:
+        names = function.fn.__code__.co_names
+        constants = {name: function.fn.__globals__.get(name) for name in names}
+        told += [inspect.getsource(function.fn)]
+        told += [f"{name} = {held.value!r}" for name, held in constants.items() if isinstance(held, tl.constexpr)]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()
+
+
+def _on_words(kernel_of_words: Kernel, function: Kernel, words: Tensor) -> Tensor:
+    found = torch.empty(words.shape, dtype=torch.float32, device=words.device)
+    kernel_of_words[(-(-words.numel() // _BLOCK),)](words, found, words.numel(), FUNCTION=function, BLOCK=_BLOCK)
+    return found
 
 
 @kernel
-def _noise_of_words(words_ptr, noise_ptr, count, NOISE: tl.constexpr, BLOCK: tl.constexpr) -> None:  # noqa: ANN001
+def _noise_of_words(words_ptr, noise_ptr, count, FUNCTION: tl.constexpr, BLOCK: tl.constexpr) -> None:  # noqa: ANN001
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     word = tl.load(words_ptr + place, mask=place < count, other=0)
     high = ((word >> 32) & 4294967295).to(tl.uint32)
     low = (word & 4294967295).to(tl.uint32)
-    tl.store(noise_ptr + place, NOISE(high, low), mask=place < count)
+    tl.store(noise_ptr + place, FUNCTION(high, low), mask=place < count)
+
+
+@kernel
+def _logarithm_of_words(words_ptr, found_ptr, count, FUNCTION: tl.constexpr, BLOCK: tl.constexpr) -> None:  # noqa: ANN001
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    word = tl.load(words_ptr + place, mask=place < count, other=0)
+    tl.store(found_ptr + place, FUNCTION(((word >> 32) & 4294967295).to(tl.uint32)), mask=place < count)
 
 
 def _four_words(

@@ -7,6 +7,7 @@ import importlib
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -114,6 +115,23 @@ class ReferenceSampler:
             bits = self._tensor(np.ascontiguousarray(words).view(np.int64))
             found: NDArray[np.float64] = kernel_noise(function, bits).cpu().numpy().astype(np.float64)
         return found
+
+    def noise_bound(self, words: NDArray[np.uint64]) -> NDArray[np.float64]:
+        """What the kernel, when it looks for tokens that may win, takes the noise of each word to be at most."""
+        from .reference_noise import kernel_bound
+
+        function = self._import("kernels.gumbel").coarse_logarithm
+        with self._scope():
+            bits = self._tensor(np.ascontiguousarray(words).view(np.int64))
+            found: NDArray[np.float64] = kernel_bound(function, bits).cpu().numpy()
+        return found
+
+    def noise_identity(self) -> Identity:
+        """As :meth:`identity`, of the noise and its bound alone, whatever else of the sampler may change."""
+        from .reference_noise import source_of
+
+        gumbel = self._import("kernels.gumbel")
+        return replace(self.identity(), kernel=source_of((gumbel.gumbel_noise, gumbel.coarse_logarithm)))
 
     def sample_filtered(
         self,

@@ -8,18 +8,17 @@ from mrv2.checks import triton_cpu
 from mrv2.fuzz.targets.reference_sampler import ReferenceSampler
 from mrv2.refrunner.sampling.gumbel import sample
 
-VOCAB, ROWS = 1024, 96
+VOCAB, ROWS = 2048, 96
 SAMPLER = ReferenceSampler(compiled=True)
 TEMPERATURES = (1.0, 0.7, 1e-3, 50.0)
 OFFSETS = (0.0, 20.0, -300.0, 1e4)
 
 
 def noise_of(seeds, positions):
-    """float32 [N, V], and above it where a bound by the leading 32 bits of each word would lie."""
+    """Noise, float32 [N, V], and how far below its bound by the leading 32 bits each is, float64 [N, V]."""
     words = SAMPLER.words(seeds[:, None], positions[:, None], np.arange(VOCAB))
-    noise = SAMPLER.noise(words.ravel()).reshape(words.shape).astype(np.float32)
-    with np.errstate(divide="ignore"):
-        return noise, -np.log((words >> np.uint64(32)).astype(np.float64) * 2.0**-32) - noise
+    noise, bound = (part(words.ravel()).reshape(words.shape) for part in (SAMPLER.noise, SAMPLER.noise_bound))
+    return noise.astype(np.float32), bound - noise
 
 
 def scores(raw, temperature, noise):

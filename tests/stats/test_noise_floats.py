@@ -4,8 +4,11 @@ from bisect import bisect_left
 
 import numpy as np
 import pytest
+import triton.language as tl
 
+from mrv2.fuzz.targets.reference_noise import source_of
 from mrv2.fuzz.targets.reference_sampler import ReferenceSampler
+from mrv2.refrunner.kernels import gumbel
 from mrv2.stats.errors import ArgumentError
 from mrv2.stats.noise import merged
 from mrv2.stats.noise_floats import SHARED, enumerate_float32, float32_count, float32_words
@@ -82,6 +85,32 @@ def test_the_noise_of_the_reference_sees_words_as_float32(seed):
     stand_ins = rounded(words)
     assert np.array_equal(noise(words), noise(stand_ins))
     assert (stand_ins != words).mean() > 0.5, "words that are float32 numbers would show nothing"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_noise_of_the_reference_is_above_its_bound(seed):
+    """The bound is of the leading 32 bits; it is worth having where it is close to what may win."""
+    sampler = ReferenceSampler(compiled=True)
+    words = edge_words(np.random.default_rng(seed), 20_000)
+    ends = words >> np.uint64(32) << np.uint64(32)
+    words = np.concatenate([words, ends, ends | np.uint64(0xFFFFFFFF)])
+    noise = sampler.noise(words)
+    room = sampler.noise_bound(words) - noise
+    assert -2e-6 < room.min() < 1e-3, "but for the noise's own rounding"
+    assert room[(noise > 5.0) & (noise < 14.0)].max() < 0.07
+
+
+def test_the_noise_identity_is_of_the_noise_alone():
+    sampler = ReferenceSampler(compiled=True)
+    told = sampler.noise_identity()
+    assert told.kernel != sampler.identity().kernel and told.device == "cpu"
+    assert source_of((gumbel.gumbel_noise,)) != source_of((gumbel.gumbel_noise, gumbel.random_words))
+
+
+def test_a_constant_is_part_of_the_source(monkeypatch):
+    before = source_of((gumbel.gumbel_noise,))
+    monkeypatch.setattr(gumbel, "_TWO_POW_MINUS_64", tl.constexpr(2.0**-63))
+    assert source_of((gumbel.gumbel_noise,)) != before
 
 
 def test_a_noise_that_sees_more_is_not_of_that_kind():
