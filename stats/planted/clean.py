@@ -292,12 +292,13 @@ def scaled(logits: NDArray[np.float32], temperature: NDArray[np.float32]) -> NDA
 
 
 def shares(logits: NDArray[np.float32], temperature: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Softmax of one row at each temperature, float64 [N, V]; a softmax is computed once for each of them."""
-    warmth, place = np.unique(temperature, return_inverse=True)
+    """Softmax of one row at each temperature, float64 [N, V], not to be written; computed once for each of them."""
+    alike = temperature.size > 0 and bool((temperature == temperature[0]).all())
+    warmth, place = (temperature[:1], None) if alike else np.unique(temperature, return_inverse=True)
     values = scaled(np.broadcast_to(logits, (warmth.size, logits.size)), warmth)
     weights = np.exp(values - values.max(axis=1, keepdims=True))
-    result: NDArray[np.float64] = (weights / weights.sum(axis=1, keepdims=True))[place]
-    return result
+    softmax: NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
+    return np.broadcast_to(softmax, (temperature.size, logits.size)) if place is None else softmax[place]
 
 
 def multinomial(probabilities: NDArray[np.float64], draws: int, random: np.random.Generator) -> NDArray[np.int64]:
