@@ -89,7 +89,7 @@ def kernel_speed(draws: int = SPEED_DRAWS, vocab_size: int = SPEED_VOCAB, device
     warmth, seeds = torch.ones(1, device=device), torch.ones(1, dtype=torch.int64, device=device)
 
     def launch() -> None:
-        gumbel.sample(row.expand(count, -1), rows, positions, warmth, seeds, report_logarithm=False)
+        gumbel.draw(row.expand(count, -1), rows, positions, warmth, seeds)
 
     def wait() -> None:
         if device == "cuda":
