@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeVar
 
 from ..codes import explain
 from ..events import ByteRange, EventSink, LaneKind, OperationKind, Space, Stack, SyncKind
@@ -20,6 +21,8 @@ from ..libraries import portable_path
 #: Functions that tell a place, from the innermost out: a kernel is often launched through a helper.
 PLACE_FRAMES = 2
 _REPLAY, _IN_GRAPH = "graph.replay", "graph: "
+_IN = " in "
+Value = TypeVar("Value")
 CODE = "MRV123"
 
 
@@ -74,7 +77,7 @@ class Work:
     place: str
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.name} in {self.place}"
+        return f"{self.kind} {self.name}{_IN}{self.place}"
 
 
 @dataclass
@@ -222,25 +225,28 @@ class StepCounter(EventSink):
 
 
 def deviations(name: str, recorded: Mapping[str, JSON], counts: StepCounts) -> list[Finding]:
-    """What a step asks for beyond, or short of, a record of it; one finding for each kind of work that differs.
+    """What a step asks for beyond, or short of, a record of it; one finding for each operator, kernel or call.
+
+    Work that has only moved from one function to another is no difference; the recorded places tell which is new.
 
     Args:
         name: of the step, for people.
         recorded: as ``StepCounts.as_json`` made it; its totals follow from its work and are not read.
         counts: of the step now.
     """
-    before, now = _numbers(recorded, "work"), {str(work): work for work in counts.work}
+    before, now = _by_name(_numbers(recorded, "work")), _by_name({str(work): work for work in counts.work})
     found = []
     for text in sorted({*before, *now}):
-        work, had = now.get(text), before.get(text, 0)
-        has = 0 if work is None else counts.work[work]
-        if has != had:
-            stacks = [] if work is None else counts.stacks[work]
-            found.append(_deviation(name, text, had, has, stacks))
+        had, has = before.get(text, {}), now.get(text, {})
+        grown = {place: counts.work[work] - had.get(place, 0) for place, work in has.items()}
+        difference = sum(counts.work[work] for work in has.values()) - sum(had.values())
+        if difference:
+            new = [counts.stacks[has[place]] for place in sorted(grown, key=lambda place: -grown[place])]
+            found.append(_deviation(name, text, sum(had.values()), difference, new[0] if new else []))
     measured, had_bytes = counts.as_json()["bytes"], _numbers(recorded, "bytes")
     assert isinstance(measured, Mapping)
     found += [
-        _deviation(name, f"bytes of {kind}", had_bytes.get(kind, 0), size, [])
+        _deviation(name, f"bytes of {kind}", had_bytes.get(kind, 0), size - had_bytes.get(kind, 0), [])
         for kind, size in measured.items()
         if isinstance(size, int) and size != had_bytes.get(kind, 0)
     ]
@@ -253,10 +259,19 @@ def _numbers(recorded: Mapping[str, JSON], part: str) -> dict[str, int]:
     return {name: value for name, value in values.items() if isinstance(value, int)}
 
 
-def _deviation(name: str, text: str, had: int, has: int, stacks: Sequence[Stack]) -> Finding:
-    """The places shown are all those of this kind of work, since nobody can say which of several equal ones is new."""
+def _by_name(values: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
+    """What is known of each piece of work, by its kind and name, then by its place."""
+    found: dict[str, dict[str, Value]] = {}
+    for text, value in values.items():
+        name, _, place = text.partition(_IN)
+        found.setdefault(name, {})[place] = value
+    return found
+
+
+def _deviation(name: str, text: str, had: int, difference: int, stacks: Sequence[Stack]) -> Finding:
+    """The stacks are those of the place that has grown most, of which nobody can say which one is new."""
     lines = sorted({f"{portable_path(file)}:{line}" for stack in stacks for file, line, _ in stack[:1]})
-    evidence: dict[str, JSON] = {"step": name, "recorded": had, "counted": has}
+    evidence: dict[str, JSON] = {"step": name, "recorded": had, "counted": had + difference}
     if len(lines) > 1:
         evidence["lines"] = lines
     newest = stacks[-1] if stacks else ()
@@ -264,7 +279,7 @@ def _deviation(name: str, text: str, had: int, has: int, stacks: Sequence[Stack]
         code=CODE,
         verdict=Verdict.VIOLATION,
         soundness=explain(CODE).soundness,
-        title=f"{name}: {abs(has - had)} {'more' if has > had else 'fewer'} than recorded: {text}",
+        title=f"{name}: {abs(difference)} {'more' if difference > 0 else 'fewer'} than recorded: {text}",
         where=tuple(Site(portable_path(file), line, function) for file, line, function in newest),
         evidence=evidence,
         remedy=explain(CODE).remedy,

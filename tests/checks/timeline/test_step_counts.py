@@ -1,5 +1,6 @@
 """Counts of what a step gives the device to do, and what differs from a record of them."""
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def test_one_launch_more_is_named_with_its_line() -> None:
     (line,) = (number for number, content in enumerate(text, 1) if content.endswith("that a test is to find"))
     assert (finding.code, finding.verdict) == ("MRV123", Verdict.VIOLATION)
     assert finding.soundness is CODES["MRV123"].soundness
-    assert finding.title == "decode: 1 more than recorded: launch aten.mul in step < counted"
+    assert finding.title == "decode: 1 more than recorded: launch aten.mul"
     assert finding.where[0].file.endswith("test_step_counts.py") and finding.where[0].line == line
     assert finding.evidence == {"step": "decode", "recorded": 0, "counted": 1}
 
@@ -67,7 +68,34 @@ def test_one_launch_more_is_named_with_its_line() -> None:
 def test_one_launch_fewer_is_told_too() -> None:
     steps = counted(True, False)
     (finding,) = deviations("decode", steps[0].as_json(), steps[1])
-    assert finding.title == "decode: 1 fewer than recorded: launch aten.mul in step < counted"
+    assert finding.title == "decode: 1 fewer than recorded: launch aten.mul"
+
+
+def test_work_that_moved_to_another_function_is_no_difference() -> None:
+    counts = counted(True)[0]
+    record = json.loads(json.dumps(counts.as_json()).replace("in step <", "in earlier_name <"))
+    assert record != counts.as_json() and deviations("decode", record, counts) == []
+
+
+def test_the_place_that_grew_is_shown() -> None:
+    def twice() -> None:
+        for _ in range(2):
+            values.neg()
+
+    def once() -> None:
+        values.neg()
+
+    counter = StepCounter()
+    with virtual_device(sink=counter) as device:
+        values = torch.ones(4, device="cuda")
+        for number in range(2):
+            with device.at_step(number):
+                twice()
+                for _ in range(number + 1):
+                    once()
+    (finding,) = deviations("decode", counter.steps[0].as_json(), counter.steps[1])
+    assert finding.title == "decode: 1 more than recorded: launch aten.neg"
+    assert finding.where[0].function.endswith("once") and finding.evidence["recorded"] == 3
 
 
 def test_bytes_are_compared() -> None:
