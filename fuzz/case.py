@@ -119,24 +119,36 @@ def _related(target: RunnerTarget, script: Script, base: CaseOutcome) -> CaseOut
 
 
 def _run(target: RunnerTarget, script: Script) -> CaseOutcome:
-    program = _Program(target, script)
+    program = Program(target, script)
     if script.schedule is None:
         with triton_cpu.enabled() as session:
             program()
-        return _outcome(program, tuple(session.findings))
+        return outcome_of(program, tuple(session.findings))
     versions = HostVersions()
     with Watch(own_settings(target) or Settings()) as watch:
         run = run_program(program, script.schedule, hooks=(install(watch), versions.install))
     if program.refusal is not None:
         raise program.refusal
     waits = [finding for finding in watch.findings if finding.code != FULL_QUEUE]
-    return _outcome(program, (*run.findings, *waits), run, versions)
+    return outcome_of(program, (*run.findings, *waits), run, versions)
 
 
-class _Program:
-    """Builds a runner and drives the script through it; on a virtual device if called inside of one."""
+class Program:
+    """Builds a runner and drives the script through it; on a virtual device if called inside of one.
 
-    def __init__(self, target: RunnerTarget, script: Script) -> None:
+    Args:
+        device: ``"cpu"`` or ``"cuda"``; that of the script's schedule, if none is given.
+
+    Attributes:
+        workload: the requests that were served.
+        trace: what was seen.
+        recorder: of reports; None before the runner is built.
+        refused: requests that no scheduler could serve.
+        refusal: set if the target refuses the settings.
+    """
+
+    def __init__(self, target: RunnerTarget, script: Script, device: str | None = None) -> None:
+        self._device = device or ("cpu" if script.schedule is None else "cuda")
         self._target = target
         self._script = script
         self._facts = model_facts(script.model)
@@ -152,7 +164,12 @@ class _Program:
         return self._script
 
     def __call__(self) -> None:
-        on_cpu = self._script.schedule is None
+        """Run the script; what goes wrong is in ``trace`` and ``recorder``.
+
+        Raises:
+            Refused: the target refuses its settings.
+        """
+        on_cpu = self._device == "cpu"
         runner = self._build(on_cpu)
         if runner is None:
             return
@@ -208,9 +225,16 @@ class _Looking:
         return found
 
 
-def _outcome(
-    program: _Program, findings: tuple[Finding, ...], run: Run | None = None, versions: HostVersions | None = None
+def outcome_of(
+    program: Program, findings: tuple[Finding, ...], run: Run | None = None, versions: HostVersions | None = None
 ) -> CaseOutcome:
+    """Judge a program that has run.
+
+    Args:
+        findings: of the device and the traps.
+        run: on the virtual device, if it was there.
+        versions: of what the host wrote there.
+    """
     trace, tally = program.trace, Tally()
     if program.recorder is not None:
         judge = judge_of(program.script.model, bool(program.script.settings.get("grammars")))
@@ -238,7 +262,7 @@ def _each_once(found: Sequence[Failure]) -> tuple[Failure, ...]:
     return tuple(sorted(first.values(), key=lambda failure: failure.distance))
 
 
-def _counts(program: _Program) -> dict[str, int]:
+def _counts(program: Program) -> dict[str, int]:
     trace = program.trace
     steps = trace.steps
     return {

@@ -22,6 +22,9 @@ from mrv2.refrunner.oracle.oracle import Oracle
 from mrv2.refrunner.oracle.rounding import Float32Twins, Judgement, Rounding, bound_token, log_softmax_errors
 from mrv2.refrunner.oracle.sampling import log_softmax
 
+#: Sequences whose rounding a judge remembers, each of them some hundred kilobytes for a tiny model.
+KEPT_SEQUENCES = 64
+
 
 @dataclass
 class Tally:
@@ -60,6 +63,9 @@ class Judge:
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
         self._twins = Float32Twins(oracle.model)
+        # The same requests come back when a case is changed or made smaller, and nine passes of the model are most of
+        # what judging one takes.
+        self._measured = functools.lru_cache(KEPT_SEQUENCES)(self._twins.measure)
 
     def judge(
         self,
@@ -81,7 +87,7 @@ class Judge:
                 continue
             prompt = whole[request.request_id]
             asked = NewRequest(request.request_id, prompt, len(prompt), request.sampling)
-            rounding = self._twins.measure([*prompt, *result.token_ids[:-1]])
+            rounding = self._measured((*prompt, *result.token_ids[:-1]))
             self._tokens(tally, asked, rounding, result.token_ids, result.logprobs)
             self._reports(tally, asked, rounding, result.token_ids, reports.get(request.request_id, ()))
             self._prompt(tally, asked, rounding, prompts.get(request.request_id, ()))

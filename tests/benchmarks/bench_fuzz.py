@@ -65,9 +65,9 @@ def measured(folder, number_of_cases):
         for name in ("execute", "invariants", "close", "snapshot", "poisoned"):
             patches.set(ReferenceRunner, name, clock.timed("target", vars(ReferenceRunner)[name]))
         patches.set(cases, "checked_runner", lambda runner: _with_results(clock, runner))
-        patches.set(cases._Program, "__call__", clock.timed("engine", cases._Program.__call__))
+        patches.set(cases.Program, "__call__", clock.timed("engine", cases.Program.__call__))
         patches.set(cases, "run_program", clock.timed("device", cases.run_program))
-        patches.set(cases, "_outcome", clock.timed("oracle", cases._outcome))
+        patches.set(cases, "outcome_of", clock.timed("oracle", cases.outcome_of))
         with clock.measure("engine"):
             progress = campaign(folder, number_of_cases, 1)
     finally:

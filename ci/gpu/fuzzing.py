@@ -1,0 +1,123 @@
+"""The fuzzer against compiled kernels: drawn cases on this GPU, with streams parked where their schedules deviate.
+
+Usage: python -m mrv2.ci.gpu.fuzzing FILE [--cases N] [--seed N] [--fault NAME]
+
+FILE gets what was run and what was wrong as JSON. With ``--fault`` the target is the reference runner with a planted
+fault, and something must be wrong. The exit code is 0 if the outcome is the one that must be, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+import mrv2.fuzz.mutants as mutants
+from mrv2.checks.findings import JSON
+from mrv2.fuzz.campaign.coverage import traits
+from mrv2.fuzz.campaign.durable import write_durably
+from mrv2.fuzz.case import CaseOutcome, Failure, Refused
+from mrv2.fuzz.machine import RunnerMachine
+from mrv2.fuzz.on_gpu import run_case_on_gpu
+from mrv2.fuzz.script import Script, script_as_json
+from mrv2.fuzz.targets.protocols import RunnerTarget
+from mrv2.fuzz.targets.reference import ReferenceTarget
+
+from .results import environment
+
+CASES, RULES = 60, 20
+MODELS = ("tiny", "tiny-sliding")
+#: More are counted, not kept.
+KEPT_FAILURES = 10
+
+
+class Session:
+    """Runs cases and writes down what they showed.
+
+    Attributes:
+        counts: cases, steps, tokens, near ties, refused, parked streams, failures.
+        traits: cases by what they had.
+        failures: the first few, with their scripts.
+    """
+
+    def __init__(self, target: RunnerTarget) -> None:
+        self._target = target
+        self.counts: Counter[str] = Counter()
+        self.traits: Counter[str] = Counter()
+        self.failures: list[dict[str, JSON]] = []
+
+    def run(self, script: Script) -> CaseOutcome:
+        """One case.
+
+        Raises:
+            Refused: the target refuses its settings.
+        """
+        try:
+            outcome, parked = run_case_on_gpu(self._target, script)
+        except Refused:
+            self.counts["refused"] += 1
+            raise
+        found = {"tokens": outcome.tally.tokens, "near ties": outcome.tally.near_ties, "steps": outcome.steps}
+        self.counts.update({**found, "cases": 1, "streams parked": parked, "cases that failed": bool(outcome.failures)})
+        self.traits.update(traits(script, self._target.knobs))
+        for failure in outcome.failures[:1] if len(self.failures) < KEPT_FAILURES else ():
+            self.failures.append({"what": failure.text, "script": script_as_json(script)})
+        return outcome
+
+
+def fuzz(session: Session, target: RunnerTarget, cases: int, number: int) -> None:
+    """Draw cases, each on a virtual schedule whose deviations say where to park."""
+
+    class Machine(RunnerMachine):
+        runner_target = target
+        models = MODELS
+
+        def run(self, script: Script) -> CaseOutcome:
+            return session.run(script)
+
+        def to_report(self, script: Script, outcome: CaseOutcome) -> tuple[Failure, ...]:
+            return ()  # none ends the session, and all are written down
+
+    chosen = settings(
+        max_examples=cases, stateful_step_count=RULES, deadline=None, database=None, derandomize=False,
+        suppress_health_check=list(HealthCheck), phases=[Phase.generate], print_blob=False,
+    )  # fmt: skip
+    run_state_machine_as_test(seed(number)(Machine), settings=chosen)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, write, and say whether it is as it must be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--cases", type=int, default=CASES)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fault", help="name of a mutant, see mrv2.fuzz.mutants")
+    options = parser.parse_args(arguments)
+    target: RunnerTarget = getattr(mutants, options.fault) if options.fault else ReferenceTarget()
+    session = Session(target)
+    fuzz(session, target, options.cases, options.seed)
+    right = bool(session.counts["cases"]) and bool(session.failures) == bool(options.fault)
+    content: dict[str, JSON] = {
+        "schema": 1,
+        "what": "cases of the fuzzer on a GPU, with streams parked where their schedules deviate",
+        "target": target.name,
+        "seed": options.seed,
+        "environment": environment(),
+        **session.counts,
+        "cases with": dict(sorted(session.traits.items())),
+        "failures": session.failures,
+        "verdict": "pass" if right else "fail",
+    }
+    write_durably(options.file, content)
+    print(json.dumps({name: value for name, value in content.items() if name != "cases with"}, indent=1)[:4000])
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
