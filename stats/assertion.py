@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mrv2.checks.findings import RunVerdict
 
-from .audit import VOCAB_SIZE, AuditReport, audit, settings
+from .audit import VOCAB_SIZE, AuditReport, audit, require_answers, settings
 from .report import screen
 
 
@@ -54,9 +54,10 @@ def assert_sampler_correct(
 
     Raises:
         SamplerIncorrectError: the verdict is FAIL, or INCONCLUSIVE where that is not allowed; it says the first screen.
-        ArgumentError: an argument is out of its range.
+        ArgumentError: an argument is out of its range, or the target is no sampler.
     """
     __tracebackhide__ = True  # pytest shows the line of the test, and what the error says
+    require_answers(target)
     report = audit(target, settings(profile, seconds, seed, alpha, vocab_size, layers))
     good = {RunVerdict.PASS, RunVerdict.SUSPICIOUS}
     if allow_inconclusive:

@@ -294,6 +294,9 @@ class _Guarded:
 
 # What a layer asks for; a target without it is not run because of that, and not for want of time.
 _ASKED: Mapping[str, tuple[type, ...]] = {
+    "contract": (SamplerTarget,),
+    "distribution": (SamplerTarget,),
+    "evidence": (SamplerTarget,),
     "noise": (NoiseTarget,),
     "replay": (NoiseTarget,),
     "filters": (FilteringTarget, MaskTarget),
@@ -304,7 +307,24 @@ _FATAL = "one id of the vocabulary per row"
 
 
 def _can_answer(target: object, layer: str) -> bool:
-    return isinstance(target, _ASKED.get(layer, object))
+    return isinstance(target, _ASKED[layer])
+
+
+def require_answers(target: object) -> None:
+    """Refuse an object that no layer can ask anything.
+
+    Raises:
+        ArgumentError: it fulfils no protocol of :mod:`mrv2.stats.targets`, or is a class that would have to be made.
+    """
+    if isinstance(target, type) or not any(_can_answer(target, layer) for layer in LAYERS):
+        lacks = " and ".join(what for what in ("name", "sample") if not hasattr(target, what))
+        of_type = f"a target of type {type(target).__name__} without {lacks}"
+        raise ArgumentError(
+            f"the class {target.__name__} itself" if isinstance(target, type) else of_type,
+            "a sampler has a name and sample(logits, temperature, seeds, positions)",
+            "an audit asks it for draws, and without these it would ask nothing",
+            "an instance of a class like the one in mrv2/stats/README.md, 'Your own sampler'",
+        )
 
 
 def _is_targets(error: BaseException) -> bool:

@@ -38,7 +38,7 @@ class ContractLayer:
     def run(self, target: object, plan: AuditPlan, progress: Progress) -> LayerResult:
         """See :class:`mrv2.stats.layers.Layer`."""
         if not isinstance(target, SamplerTarget):
-            return LayerResult(self.name, (), not_run="the target draws no tokens: it has no sample()")
+            return LayerResult(self.name, (), not_run="the target draws no tokens: it has no name and sample()")
         caller = _Caller(target, plan, progress)
         tests: list[LayerTest] = []
         checks = {**_CHECKS, **(_KEYED_CHECKS if is_keyed(target) else {})}

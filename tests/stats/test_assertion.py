@@ -11,6 +11,7 @@ import pytest
 
 from mrv2.stats import assertion
 from mrv2.stats.assertion import SamplerIncorrectError
+from mrv2.stats.errors import ArgumentError
 from mrv2.stats.planted.clean import CleanSampler
 from mrv2.stats.planted.faults import LostLastBlock
 
@@ -50,6 +51,13 @@ def test_its_failure_says_what_is_wrong_why_and_what_to_do(example):
         assert any(part in line for line in lines), part
     assert max(map(len, lines)) <= 112
     assert caught.value.report.causes
+
+
+@pytest.mark.parametrize("target", [CleanSampler().sample, CleanSampler, object()], ids=["function", "class", "object"])
+def test_what_is_no_sampler_is_refused(target):
+    with pytest.raises(ArgumentError, match=r"a sampler has a name and sample\(") as caught:
+        assertion.assert_sampler_correct(target)
+    assert "Your own sampler" in str(caught.value)
 
 
 def test_pytest_shows_the_line_of_the_test_and_none_of_ours(pytester):
