@@ -31,8 +31,8 @@ NEXT = Step(scheduled={"a": 1})
 NOT_ON_THE_MAIN_STREAM = Mutation(
     "not_on_the_main_stream",
     "model_runner.py",
-    "with self._device.on_main_stream(), fresh_memory(",
-    "with fresh_memory(",
+    "with self._device.on_main_stream(), poisoned,",
+    "with poisoned,",
     "a step runs on whatever stream is current in the calling thread",
 )
 INVARIANTS_DO_NOT_WAIT = Mutation(
