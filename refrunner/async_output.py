@@ -90,7 +90,9 @@ class AsyncOutput:
 
     def _faults(self, rows: dict[str, tuple[int, int]]) -> dict[str, LogitsFault]:
         _, nan_counts, first_nans, exhausted = self._copies[0].tolist()
-        faults = {}
+        faults: dict[str, LogitsFault] = {}
+        if not any(nan_counts) and not any(exhausted):
+            return faults
         for name, (begin, end) in rows.items():
             faulty = next((row for row in range(begin, end) if exhausted[row]), None)
             if faulty is None:

@@ -101,6 +101,7 @@ class ModelRunner:
         self.config = config
         self.batch: InputBatch | None = None
         windows = KVGroups.of_layers(model.layer_windows).windows
+        self._has_windows = any(windows)
         self._checker = StepChecker(config, model.vocab_size, windows)
         with allocating(config, model, self._draft_config):
             self._states = RequestStates(config, self._device, model.vocab_size)
@@ -228,15 +229,17 @@ class ModelRunner:
             self.batch = self._builder.build(layout, self._states, upload)
         with phase(Phase.FORWARD):
             hidden = self._forward(self.batch, graph)
+        drawing = self._drawing(step, self.batch)
         with phase(Phase.STAGING):
-            self._grammar.upload(self._drawing(step, self.batch), step.draft_tokens)
+            self._grammar.upload(drawing, step.draft_tokens)
         sampled = self._sample(self.batch, hidden)
         with phase(Phase.SAMPLER):
             prompts = self._prompt_logprobs.advance(self.batch, hidden, self._model.compute_logits, self._states)
         with phase(Phase.DOWNLOAD):
-            output = self._download(step, self.batch, sampled, prompts)
+            finished_prefill = frozenset(name for name, _ in drawing)
+            output = self._download(finished_prefill, self.batch, sampled, prompts)
         with phase(Phase.STATE_UPDATE):
-            self._post_update(step, self.batch, sampled)
+            self._post_update(step, finished_prefill, self.batch, sampled)
         if self._proposer is not None and sampled.num_emitted is not None:
             with phase(Phase.DRAFTING):
                 self._proposer.propose(self.batch, sampled.num_emitted, hidden, self._states, upload)
@@ -279,8 +282,8 @@ class ModelRunner:
         self._sampler.apply(upload, self._states)
 
     def _checked(self, step: Step) -> Step:
-        tables = self._builder.block_tables
-        num_blocks = {name: tuple(tables.num_blocks[:, row].tolist()) for name, row in self._states.row_of.items()}
+        by_row = self._builder.block_tables.num_blocks.T.tolist()
+        num_blocks = {name: by_row[row] for name, row in self._states.row_of.items()}
         step = self._checker.check(
             step, self._computed, self._total, num_blocks, self._holders.of_block, self._unverified
         )
@@ -354,10 +357,13 @@ class ModelRunner:
             return self._sampler.sample(logits, batch, self._states)
 
     def _download(
-        self, step: Step, batch: InputBatch, sampled: SamplerOutput, prompts: tuple[PromptReport, ...]
+        self,
+        finished_prefill: frozenset[str],
+        batch: InputBatch,
+        sampled: SamplerOutput,
+        prompts: tuple[PromptReport, ...],
     ) -> AsyncOutput | EmptyOutput:
         """Enqueue the download; only draws of requests whose known tokens are all computed now count."""
-        finished_prefill = frozenset(name for name, _ in self._drawing(step, batch))
         if not finished_prefill:
             return EmptyOutput()
         return AsyncOutput(self._device, batch, finished_prefill, sampled, prompts)
@@ -376,14 +382,17 @@ class ModelRunner:
             return 2
         return step.scheduled[request_id] + self._reaches_end(step, request_id)
 
-    def _post_update(self, step: Step, batch: InputBatch, sampled: SamplerOutput) -> None:
+    def _post_update(
+        self, step: Step, finished_prefill: frozenset[str], batch: InputBatch, sampled: SamplerOutput
+    ) -> None:
         self._advance(batch, sampled)
         for request_id, count in step.scheduled.items():
             drafts = step.drafts.get(request_id, 0)
-            self._total[request_id] += (1 + drafts) * self._reaches_end(step, request_id)
+            self._total[request_id] += (1 + drafts) * (request_id in finished_prefill)
             self._computed[request_id] += count
             self._unverified[request_id] += drafts
-            self._drop_below_window(request_id)
+            if self._has_windows:
+                self._drop_below_window(request_id)
 
     def _advance(self, batch: InputBatch, sampled: SamplerOutput) -> None:
         """Enqueue the update of the rows in the batch by what was computed and drawn."""

@@ -18,6 +18,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .api import LogitsFault, NewRequest, SamplingParams, Step, StepOutput, TokenLogprobs
 from .config import RunnerConfig
@@ -100,8 +101,10 @@ class TrackedRequest:
             False if its grammar left nothing to draw from: what was drawn then is no token of its text.
         """
         name, tokens = self.request_id, output.token_ids[self.request_id]
-        stops = (index for index, token in enumerate(tokens) if token in self.sampling.stop_token_ids)
-        count, fault = next(stops, len(tokens) - 1) + 1, output.faults.get(name)
+        count, fault = len(tokens), output.faults.get(name)
+        if self.sampling.stop_token_ids:
+            stops = (index for index, token in enumerate(tokens) if token in self.sampling.stop_token_ids)
+            count = next(stops, count - 1) + 1
         stuck = self.sampling.grammar is not None and fault is not None and fault.exhausted and fault.index < count
         if fault is not None and stuck:
             count = fault.index
@@ -109,13 +112,14 @@ class TrackedRequest:
             self.faults[len(self.token_ids) - self.prompt_len + fault.index] = fault
         self.token_ids.extend(tokens[:count])
         self.logprobs.extend(output.logprobs[name][:count])
-        self.top_logprobs.extend(output.top_logprobs.get(name, ())[:count])
-        self.prompt_logprobs = output.prompt_logprobs.get(name, self.prompt_logprobs)
+        if output.top_logprobs:
+            self.top_logprobs.extend(output.top_logprobs.get(name, ())[:count])
+        if output.prompt_logprobs:
+            self.prompt_logprobs = output.prompt_logprobs.get(name, self.prompt_logprobs)
         return not stuck
 
 
-@dataclass(frozen=True)
-class _Draw:
+class _Draw(NamedTuple):
     """A draw in flight: for whom, how often it had lost its row by then, and behind how many drafts."""
 
     request: TrackedRequest
@@ -161,10 +165,11 @@ class _Decision:
             self.drafts[request.request_id] = drafts
         if any(blocks):
             self.new_blocks[request.request_id] = blocks
-        if request.sampling.grammar is not None and request.num_told < len(request.token_ids):
-            self.arrived[request.request_id] = tuple(request.token_ids[request.num_told :])
-        if request.sampling.grammar is not None and drafts:
-            self.draft_tokens[request.request_id] = request.proposed[:drafts]
+        if request.sampling.grammar is not None:
+            if request.num_told < len(request.token_ids):
+                self.arrived[request.request_id] = tuple(request.token_ids[request.num_told :])
+            if drafts:
+                self.draft_tokens[request.request_id] = request.proposed[:drafts]
         request.num_told, request.proposed = len(request.token_ids), ()
 
 
@@ -188,6 +193,8 @@ class Scheduler:
             windows: of the model's KV groups, see :class:`~.kv_groups.KVGroups`.
         """
         self._config = config
+        self._most_drafts, self._lookahead = config.drafts, config.lookahead
+        self._max_model_len = config.max_model_len
         self._blocks = KVCacheManager(config, windows)
         self._waiting: list[TrackedRequest] = []
         self._running: list[TrackedRequest] = []
@@ -329,14 +336,17 @@ class Scheduler:
     def _schedule_running(self, request: TrackedRequest, decision: _Decision) -> None:
         """Schedule one running request if it can advance, with drafts if it decodes."""
         self._blocks.advance(request.blocks, request.token_ids, request.num_certain_told)
-        count = min(decision.budget, request.num_tokens - request.num_computed)
-        if count <= 0 or self._has_all_draws(request) or _waits_for_its_tokens(request):
+        known = request.num_tokens
+        count = min(decision.budget, known - request.num_computed)
+        if count <= 0 or self._has_all_draws(request, known) or _waits_for_its_tokens(request):
             return
         end = request.num_computed + count
-        if self._make_room(request, self._blocks.missing(request.blocks, self._slots_for(end)), decision):
-            drafts = self._drafts_that_fit(request, end, decision.budget - count) if self._config.drafts else 0
-            blocks = self._blocks.extend(request.blocks, self._slots_for(end + drafts))
-            decision.add(request, count + drafts, blocks, drafts)
+        missing = self._blocks.missing(request.blocks, self._slots_for(end))
+        if missing and not self._make_room(request, missing, decision):
+            return
+        drafts = self._drafts_that_fit(request, end, decision.budget - count) if self._most_drafts else 0
+        blocks = self._blocks.extend(request.blocks, self._slots_for(end + drafts)) if missing or drafts else ()
+        decision.add(request, count + drafts, blocks, drafts)
 
     def _drafts_that_fit(self, request: TrackedRequest, end: int, budget: int) -> int:
         """Drafts behind position ``end``: none that could overshoot the request's end, and none at another's cost.
@@ -346,7 +356,7 @@ class Scheduler:
         if request.num_computed < request.prefill_len:
             return 0
         longest = min(request.prompt_len + request.sampling.max_tokens, self._config.max_model_len)
-        most = self._config.drafts if request.sampling.grammar is None else len(request.proposed)
+        most = self._most_drafts if request.sampling.grammar is None else len(request.proposed)
         drafts, free = max(0, min(most, budget, longest - 1 - end)), self._blocks.pool.num_free
         while drafts and self._blocks.missing(request.blocks, self._slots_for(end + drafts)) > free:
             drafts -= 1
@@ -354,7 +364,7 @@ class Scheduler:
 
     def _slots_for(self, end: int) -> int:
         """Positions that need slots in a step that computes up to ``end``: a draft model goes on from there."""
-        return min(end + self._config.lookahead, self._config.max_model_len)
+        return min(end + self._lookahead, self._max_model_len)
 
     def _admit(self, decision: _Decision) -> None:
         """Start or resume waiting requests, in order, while everything they need is there."""
@@ -411,15 +421,15 @@ class Scheduler:
                 return False
         return True
 
-    def _has_all_draws(self, request: TrackedRequest) -> bool:
-        """Whether every token that the request may generate has been drawn or is in flight."""
-        generated = request.num_tokens - request.prompt_len
-        return generated >= request.sampling.max_tokens or request.num_tokens >= self._config.max_model_len
+    def _has_all_draws(self, request: TrackedRequest, known: int) -> bool:
+        """Whether every token that the request may generate is among its ``known`` ones, drawn or in flight."""
+        return known - request.prompt_len >= request.sampling.max_tokens or known >= self._max_model_len
 
     def _finish_if_complete(self, request: TrackedRequest) -> None:
-        if request.token_ids[-1] in request.sampling.stop_token_ids:
+        stops = request.sampling.stop_token_ids
+        if stops and request.token_ids[-1] in stops:
             self._finish(request, "stop")
-        elif request.in_flight == 0 and self._has_all_draws(request):
+        elif request.in_flight == 0 and self._has_all_draws(request, request.num_tokens):
             self._finish(request, "length")
 
     def _finish(self, request: TrackedRequest, reason: str) -> None:

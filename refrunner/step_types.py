@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
 
@@ -30,7 +30,7 @@ def plain_step(step: object) -> Step:
         new=tuple(plain_request(request) for request in _sequence(new, "Step.new")),
         scheduled=_counts(scheduled, "Step.scheduled"),
         new_blocks={
-            name: tuple(_whole_numbers(group, f"Step.new_blocks[{shown(name)}]") for group in groups)
+            name: tuple(_whole_numbers(group, "Step.new_blocks", name) for group in groups)
             for name, groups in _block_groups(new_blocks).items()
         },
         drafts=_counts(drafts, "Step.drafts"),
@@ -83,16 +83,23 @@ def _mapping(value: object, place: str) -> dict[str, Any]:
 
 
 def _counts(value: object, place: str) -> dict[str, int]:
-    return {name: _whole(count, f"{place}[{shown(name)}]") for name, count in _mapping(value, place).items()}
+    # Every request of every step passes here: an error is worded only where there is one.
+    return {
+        name: count if _is_plain(count) else _whole(count, f"{place}[{shown(name)}]")
+        for name, count in _mapping(value, place).items()
+    }
 
 
 def _tokens(value: object, place: str) -> dict[str, tuple[int, ...]]:
-    return {name: _whole_numbers(ids, f"{place}[{shown(name)}]") for name, ids in _mapping(value, place).items()}
+    return {name: _whole_numbers(ids, place, name) for name, ids in _mapping(value, place).items()}
 
 
 def _block_groups(value: object) -> dict[str, Sequence[Any]]:
     place = "Step.new_blocks"
-    return {name: _sequence(groups, f"{place}[{shown(name)}]") for name, groups in _mapping(value, place).items()}
+    return {
+        name: groups if type(groups) is tuple else _sequence(groups, f"{place}[{shown(name)}]")
+        for name, groups in _mapping(value, place).items()
+    }
 
 
 def _pair(value: object, place: str) -> tuple[int, int]:
@@ -115,8 +122,17 @@ def _sequence(value: object, place: str) -> Sequence[Any]:
     return value  # type: ignore[return-value]
 
 
-def _whole_numbers(values: object, place: str) -> tuple[int, ...]:
+def _whole_numbers(values: object, place: str, name: str | None = None) -> tuple[int, ...]:
+    """The numbers of a sequence; ``name`` says whose they are."""
+    if type(values) is tuple and all(map(_is_plain, values)):
+        return values
+    place = place if name is None else f"{place}[{shown(name)}]"
     return tuple(_whole(value, place) for value in _sequence(values, place))
+
+
+def _is_plain(value: object) -> TypeGuard[int]:
+    """Whether nothing is to be done for a whole number: it is one of Python's own, and fits into 64 bits."""
+    return type(value) is int and value.bit_length() <= 63
 
 
 def _whole(value: object, place: str) -> int:
