@@ -13,7 +13,7 @@ from mrv2.checks.timeline.records import DeviceKind
 SCREEN = 24
 #: Waits and bubbles that it shows.
 FIRST = 2
-_NAME = 60
+_NAME = 48
 
 
 def timeline_lines(analysis: Analysis) -> list[str]:
@@ -86,8 +86,8 @@ def _overlap(analysis: Analysis) -> Iterator[str]:
     if overlap is not None and ahead is not None:
         when = "after" if ahead < 0 else "before"
         yield (
-            f"overlap: the host begins a step {abs(ahead):.1f} µs {when} the device is through with the one before "
-            f"(median); for {100 * overlap:.0f} % of the host's own time the device works on that one"
+            f"overlap: {100 * overlap:.0f} % of the host's time in a step; it begins {abs(ahead):.1f} µs {when} "
+            "the device ends the step before (median)"
         )
 
 

@@ -82,6 +82,12 @@ def test_fields_of_the_json_are_documented() -> None:
     assert not [name for name in sorted(names) if f"`{name}`" not in page]
 
 
+def test_the_screen_of_the_readme_is_what_is_printed() -> None:
+    done = mrv2(TRACES / "v2_06b.json.gz", "--bubble-us", "100")
+    page = (Path(__file__).parents[2] / "checks" / "timeline" / "README.md").read_text()
+    assert f"```text\n{done.stdout.partition(chr(10) * 2)[0]}\n```" in page
+
+
 def test_the_page_has_a_picture_of_host_and_streams() -> None:
     mrv2(TRACES / "v2_06b.json.gz", "--html", "out.html")
     page = Path("out.html").read_text()
