@@ -23,7 +23,7 @@ from mrv2.checks.sync.virtual import install
 from mrv2.checks.sync.watch import Watch
 from mrv2.checks.virtual.runs import Run, run_program
 from mrv2.fuzz.checked import checked_runner
-from mrv2.fuzz.feature_sets.judge import Tally, judge_of
+from mrv2.fuzz.feature_sets.judge import Tally, judge_of, whole_prompts
 from mrv2.fuzz.feature_sets.runners import RecordingRunner
 from mrv2.fuzz.targets.protocols import Feature, Runner, RunnerTarget, own_settings
 from mrv2.fuzz.workload import FOUR_PARTS, Crash, RequestResult, Trace, close, is_refusal
@@ -73,6 +73,7 @@ class CaseOutcome:
         tally: of the comparison with the oracle.
         counts: how often something rare happened.
         results: tokens and log-probabilities by request.
+        continued: the whole prompt of each request that went on where another had ended.
         streams: that the device had; 0 on the plain CPU.
         moments: at which a schedule can deviate; 0 likewise.
     """
@@ -82,6 +83,7 @@ class CaseOutcome:
     tally: Tally
     counts: Mapping[str, int]
     results: Mapping[str, RequestResult] = field(repr=False)
+    continued: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
     streams: int = 0
     moments: int = 0
 
@@ -102,6 +104,7 @@ def _related(target: RunnerTarget, script: Script, base: CaseOutcome) -> CaseOut
     """The outcome of a script with what is wrong with the changed ones, and where they differ from it."""
     relation = RELATIONS[script.relation or ""]
     results: dict[str, RequestResult] = {}
+    continued: dict[str, tuple[int, ...]] = {}
     found: list[Failure] = []
     near_ties, steps = base.tally.near_ties, base.steps
     for other in relation.others(script):
@@ -112,8 +115,12 @@ def _related(target: RunnerTarget, script: Script, base: CaseOutcome) -> CaseOut
         found += outcome.failures
         near_ties, steps = near_ties + outcome.tally.near_ties, steps + outcome.steps
         results |= {other.names[name]: result for name, result in outcome.results.items()}
+        continued |= {other.names[name]: prompt for name, prompt in outcome.continued.items()}
     if results:
-        differing = differences(base.results, results, relation, near_ties)
+        # What goes on where another was aborted, sooner or later, has another prompt, and that is no fault.
+        elsewhere = {name for name, prompt in base.continued.items() if continued.get(name) != prompt}
+        compared = {name: result for name, result in base.results.items() if name not in elsewhere}
+        differing = differences(compared, results, relation, near_ties)
         found += [_of_words(f"relation {script.relation!r}: {text}") for text in differing]
     return replace(base, failures=_each_once(found), steps=steps)
 
@@ -175,7 +182,13 @@ class Program:
             return
         self.recorder = RecordingRunner(runner)
         shown = _Looking(self.recorder, runner) if on_cpu and Feature.SNAPSHOT in self._target.features else None
-        driver = ScriptDriver(shown or self.recorder, self._script, *self._facts, check_invariants=on_cpu)
+        driver = ScriptDriver(
+            shown or self.recorder,
+            self._script,
+            *self._facts,
+            check_invariants=on_cpu,
+            preempted=self.recorder.drop,
+        )
         self.trace = driver.run()
         if not self.trace.crash and not on_cpu:
             self.trace.broken += [(len(self.trace.steps) - 1, finding) for finding in runner.invariants()]
@@ -250,9 +263,15 @@ def outcome_of(
         tally=tally,
         counts={**_counts(program), "host versions read": versions.compared},
         results=trace.results,
+        continued=_continued(program),
         streams=run.streams if run else 0,
         moments=run.recorder.moments if run else 0,
     )
+
+
+def _continued(program: Program) -> dict[str, tuple[int, ...]]:
+    prompts = whole_prompts(program.workload, program.trace)
+    return {item.request_id: prompts[item.request_id] for item in program.workload.requests if item.continues}
 
 
 def _each_once(found: Sequence[Failure]) -> tuple[Failure, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mrv2.fuzz.targets.protocols import Runner
@@ -18,6 +18,10 @@ CAPACITIES = frozenset({"max_num_reqs", "max_num_batched_tokens", "max_model_len
 SCHEDULER_SETTINGS = CAPACITIES | {"prefix_caching", "scheduling", "speculation", "num_drafts", "grammars"}
 
 
+def _nobody(request_id: str) -> None:
+    """Nobody wants to know."""
+
+
 class ScriptDriver(Driver):
     """Drives one runner through one script.
 
@@ -27,7 +31,14 @@ class ScriptDriver(Driver):
     """
 
     def __init__(
-        self, runner: Runner, script: Script, vocab_size: int, windows: Sequence[int], *, check_invariants: bool = False
+        self,
+        runner: Runner,
+        script: Script,
+        vocab_size: int,
+        windows: Sequence[int],
+        *,
+        check_invariants: bool = False,
+        preempted: Callable[[str], None] = _nobody,
     ) -> None:
         """Prepare; ``run`` does the work.
 
@@ -35,9 +46,11 @@ class ScriptDriver(Driver):
             vocab_size: of the script's model.
             windows: of its KV groups.
             check_invariants: ask the runner for broken invariants after every step.
+            preempted: is told of each request that the script preempts, before any step is.
         """
         super().__init__(runner, script_workload(script, (), vocab_size, windows), check_invariants=check_invariants)
         self._events = script.events
+        self._preempted_now = preempted
         self._arrived = 0
         self.requests: list[WorkloadRequest] = []
         self.refused: list[str] = []
@@ -126,7 +139,9 @@ class ScriptDriver(Driver):
         """Preempt one of the running requests: the scheduler refuses all others, which are passed over."""
         names = self._unfinished()
         for offset in range(len(names)):
-            if self._scheduler.preempt(names[(which + offset) % len(names)]):
+            name = names[(which + offset) % len(names)]
+            if self._scheduler.preempt(name):
+                self._preempted_now(name)
                 return
 
     def _abort(self, which: int) -> None:

@@ -80,7 +80,7 @@ class Judge:
             reports: on the drawn tokens, by request; those drawn after its end may follow.
             prompts: on the tokens of prompts, by request.
         """
-        tally, whole = Tally(), _whole_prompts(workload, trace)
+        tally, whole = Tally(), whole_prompts(workload, trace)
         for request in workload.requests:
             result = trace.results.get(request.request_id)
             if result is None or not result.token_ids:
@@ -146,7 +146,7 @@ def judge_of(model: str, grammars: bool = False) -> Judge:
     return Judge(Oracle(LlamaOracle(checkpoint.config, checkpoint.tensors), reader))
 
 
-def _whole_prompts(workload: Workload, trace: Trace) -> dict[str, tuple[int, ...]]:
+def whole_prompts(workload: Workload, trace: Trace) -> dict[str, tuple[int, ...]]:
     """Prompts, with all tokens of the request that they continue before their own."""
     whole: dict[str, tuple[int, ...]] = {}
     for request in workload.requests:

@@ -13,7 +13,8 @@ from mrv2.refrunner.api import Handle, LogitsFault, Step, StepOutput, TokenLogpr
 class RecordingRunner:
     """Notes reports and faults when the driver takes an output. It shows no snapshots, since each one synchronises.
 
-    What was in flight when its request was preempted is dropped, as it is by the scheduler.
+    What was in flight when its request was preempted is dropped, as it is by the scheduler: from the step on that tells
+    it, or from the moment that a driver names, which may take outputs before there is another step.
 
     Attributes:
         reports: on drawn tokens, by request.
@@ -32,6 +33,10 @@ class RecordingRunner:
         """See :class:`Runner`."""
         self._preempted += step.preempted
         return _Noted(self._runner.execute(step), self, len(self._preempted))
+
+    def drop(self, request_id: str) -> None:
+        """The scheduler has preempted a request, and drops what it has in flight."""
+        self._preempted.append(request_id)
 
     def invariants(self) -> list[Finding]:
         """See :class:`Runner`."""

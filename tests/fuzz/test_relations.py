@@ -85,3 +85,15 @@ def test_relations_need_their_knobs_and_are_left_out_if_they_can_be():
     assert Shrinker(lambda script: True, TARGET.knobs).shrink(script).relation is None
     kept = Shrinker(lambda script: script.relation is not None, TARGET.knobs).shrink(script)
     assert kept.relation == "backwards" and kept.events == ()
+
+
+def test_what_goes_on_where_another_was_aborted_is_compared_only_if_it_is_the_same():
+    """Without the preemption the first request has drawn more by the time that it is aborted."""
+    first, second = Arrive((152,), SamplingParams(max_tokens=3)), Arrive((78,), SamplingParams(max_tokens=4), 0, 0)
+    events = (first, Advance(), Preempt(), Advance(), second, Abort())
+    settings = {**SETTINGS, "speculation": "none"}
+    script = Script(events, settings, steps_in_flight=1, relation="never preempted")
+    assert run_case(TARGET, script).failures == ()
+    never = tuple(event for event in events if event != Preempt())
+    prompts = [run_case(TARGET, Script(each, settings, 1)).continued["r1"] for each in (events, never)]
+    assert len(prompts[0]) < len(prompts[1])

@@ -100,6 +100,15 @@ def _runner():
     return TARGET.build({"model": "tiny", **SETTINGS})
 
 
+def test_what_was_in_flight_at_a_preemption_is_reported_once():
+    """The output is taken after the scheduler has dropped it, and before a step could tell the runner."""
+    sampling = SamplingParams(max_tokens=2, logprob_token_ids=(5, 2))
+    script = Script((Arrive((113,), sampling), Advance(1), Preempt(), Collect()), SETTINGS)
+    outcome = run_case(TARGET, script)
+    assert outcome.failures == () and outcome.tally.reports == 2
+    assert outcome.counts["preempted"] == 1
+
+
 def test_skipped_steps_add_no_steps_in_flight():
     script = Script((Arrive((1, 2)), *(Skip(),) * 5, Advance(1)), SETTINGS, steps_in_flight=2)
     driver = ScriptDriver(_runner(), script, *model_facts("tiny"))
