@@ -142,7 +142,7 @@ class Known:
     first: Drive
     second: Drive | None
     others: tuple[Schedule, ...]
-    reached: frozenset[tuple[str, int]] = field(repr=False)
+    reached: frozenset[tuple[str, int]] = field(default=frozenset(), repr=False)
 
     def reaches(self, file: str, lines: range) -> bool:
         """Whether it runs one of some lines."""
@@ -162,36 +162,27 @@ class Known:
         return drive(target, self.exercise, schedule, settings, most_steps=most, poison=poison, record=record)
 
 
-def know(
-    target: RunnerTarget,
-    reached: frozenset[tuple[str, int]],
-    first: Drive,
-    exercise: Exercise,
-    settings: Settings,
-    *,
-    twice: bool,
-) -> Known | str:
-    """What the original does in an exercise.
+def know(target: RunnerTarget, exercise: Exercise, settings: Settings, *, twice: bool) -> Known | str:
+    """What the original does in an exercise; which lines it reaches is the caller's to know.
 
     Args:
-        reached: lines that ran in ``first``.
-        first: its run under ``FIRST``, recorded.
         twice: record it under ``SECOND``, too.
 
     Returns:
         a text, if the original is not clean in it: then nothing that a mutant does there is the mutant's fault.
     """
+    first = drive(target, exercise, FIRST, settings, record=True)
     if first.error and exercise.breaks_off is None:
         return first.error
     if first.findings:
         return f"{first.findings[0].code} {first.findings[0].title}"
     if exercise.device == "cpu":
-        return Known(exercise, first, None, (), reached)
+        return Known(exercise, first, None, ())
     others = tuple(expand(OTHERS, streams=first.streams))
     if not twice:
-        return Known(exercise, first, None, (SECOND, *others), reached)
+        return Known(exercise, first, None, (SECOND, *others))
     second = drive(target, exercise, SECOND, settings, record=True)
-    known = Known(exercise, first, second, others, reached)
+    known = Known(exercise, first, second, others)
     killed = kill_of(known, second, SECOND)
     return known if killed is None else f"{killed.code} {killed.title}, in {killed.schedule}"
 

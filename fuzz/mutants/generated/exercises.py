@@ -20,10 +20,12 @@ from mrv2.fuzz.grammars import in_turns
 from mrv2.fuzz.programs import MODEL, number_virtual, random_workload
 from mrv2.fuzz.targets.protocols import Feature, Knob, Runner, RunnerTarget
 from mrv2.fuzz.targets.reference import ReferenceTarget
-from mrv2.fuzz.workload import Driver, Trace, Workload, close
-from mrv2.refrunner.api import Handle, Step
+from mrv2.fuzz.workload import Driver, Trace, Workload, WorkloadRequest, close
+from mrv2.refrunner.api import Handle, SamplingParams, Step
 
 VOCAB_SIZE = 256
+#: Tokens of a prompt that takes more than a page of 4,096 bytes.
+LONG = 1100
 #: Settings of the reference runner that are no knobs, since they change what a scheduler has to know.
 _FURTHER = ("memory_fraction",)
 #: Beyond those of ``mrv2 fences refrunner``.
@@ -44,7 +46,8 @@ class Exercise:
     Attributes:
         name: says what is special about it.
         workload: what the runner does.
-        foreign: the caller has another stream current in every second step, and where the runner is made.
+        foreign: the runner is made with a stream of its own current; in every second step, and where bookkeeping is
+            looked at, another one is.
         watched: bookkeeping is looked at after each step, which lets the host wait for the device.
         breaks_off: so many steps are enqueued, then the runner is closed and dropped, and no result is taken.
         closed: whether it is closed.
@@ -68,15 +71,28 @@ def exercises_for(target: RunnerTarget) -> list[Exercise]:
     first = Exercise("requests come and go", plain)
     ways, masks = [*_in_all_ways(target, plain)], [*_with_masks(target)]
     in_place = [way for way in ways if "in_place" in way.name]
+    longest = _with_a_long_prompt(plain)
     return [
         first,
+        Exercise("a long prompt behind short ones", longest),
         *ways,
         *masks,
         replace(first, name="another stream is current", foreign=True),
         replace(first, name="bookkeeping is watched", watched=True),
+        replace(first, name="another stream is current, bookkeeping is watched", foreign=True, watched=True),
         *_dropped([first, *in_place[:1], *masks[:1]]),
         *_on_the_cpu([first, *masks[-1:]]),
     ]
+
+
+def _with_a_long_prompt(plain: Workload) -> Workload:
+    """More to upload at once than a buffer made for the requests before it would hold."""
+    draws = SamplingParams(max_tokens=2)
+    requests = [WorkloadRequest(f"short{step}", (1, 2, 3), draws, arrival=step) for step in range(3)]
+    requests += [WorkloadRequest("long", tuple(step % 250 for step in range(LONG)), draws, arrival=4)]
+    sizes = {"max_num_reqs": 2, "max_num_batched_tokens": LONG, "max_model_len": LONG + 4}
+    capacities = {**plain.capacities, **sizes, "num_kv_blocks": LONG // plain.capacities["block_size"] + 4}
+    return replace(plain, requests=tuple(requests), capacities=capacities)
 
 
 def _fitting(workload: Workload, target: RunnerTarget) -> Workload:
@@ -178,7 +194,7 @@ class _Conditions:
     """A runner under the conditions of an exercise.
 
     Args:
-        others: stream that is current in every second step.
+        others: stream that is current in every second step; the default one if there is none.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mrv2.checks.sync.settings import Settings
 from mrv2.checks.virtual.memory import POISON
@@ -13,9 +13,10 @@ from mrv2.checks.virtual.schedules import Schedule
 from mrv2.fuzz.mutants.source import changed_package, package_folder, standing_aside
 from mrv2.fuzz.targets.protocols import RunnerTarget
 
-from .battery import FIRST, OTHER_POISON, SECOND, Drive, Kill, Known, drive, kill_of, know, lines_reached
+from .battery import FIRST, OTHER_POISON, SECOND, Drive, Kill, Known, kill_of, know, lines_reached
+from .calls import Kind
 from .exercises import Exercise, exercises_for
-from .proof import Relation, relation_of, why_not_equivalent
+from .proof import Relation, copies_told_apart, relation_of, why_not_equivalent
 from .sites import OrderingMutant
 
 #: So many exercises are recorded with each poll answered with yes, too.
@@ -124,10 +125,9 @@ class Battery:
         with self.subject.changed():
             with lines_reached(package_folder(self.subject.package)) as reached:
                 target = self.subject.load()
-                settings = self.subject.settings(target)
-                first = drive(target, exercise, FIRST, settings, record=True)
-            twice = len(self.known) < RECORDED_TWICE
-            return know(target, frozenset(reached), first, exercise, settings, twice=twice)
+                twice = len(self.known) < RECORDED_TWICE
+                found = know(target, exercise, self.subject.settings(target), twice=twice)
+            return found if isinstance(found, str) else replace(found, reached=frozenset(reached))
 
     @property
     def files_loaded(self) -> frozenset[str]:
@@ -142,7 +142,7 @@ class Battery:
             return Verdict(mutant, Outcome.UNREACHED, None, "no exercise runs this place", ())
         try:
             with self.subject.changed(mutant):
-                outcome, kill, reason = _Trial(self, self.subject.load(), reached).verdict()
+                outcome, kill, reason = _Trial(self, mutant, self.subject.load(), reached).verdict()
         except (ImportError, SyntaxError, NameError) as error:
             return Verdict(mutant, Outcome.INVALID, None, f"{type(error).__name__}: {error}", names)
         return Verdict(mutant, outcome, kill, reason, names)
@@ -166,12 +166,16 @@ class _Trial:
 
     Args:
         battery: knows the original.
-        target: the mutant.
+        mutant: the mutant.
+        target: it, at work.
         reached: the exercises that run its place.
     """
 
-    def __init__(self, battery: Battery, target: RunnerTarget, reached: Sequence[Known]) -> None:
+    def __init__(
+        self, battery: Battery, mutant: OrderingMutant, target: RunnerTarget, reached: Sequence[Known]
+    ) -> None:
         self._battery = battery
+        self._mutant = mutant
         self._target = target
         self._reached = reached
         self._settings = battery.subject.settings(target)
@@ -186,10 +190,26 @@ class _Trial:
             suspicion = suspicion or kill
         if suspicion is not None:
             return Outcome.KILLED, suspicion, ""
-        on_device = [known.exercise.name for known in self._reached if known.exercise.device != "cpu"]
-        if self._missing or not on_device:
-            return Outcome.SURVIVED, None, self._missing[0] if self._missing else "it runs on the CPU only"
-        return Outcome.EQUIVALENT, None, f"every order of the original is kept, in: {', '.join(on_device)}"
+        on_device = [known for known in self._reached if known.exercise.device != "cpu"]
+        if not on_device:
+            return Outcome.SURVIVED, None, "it runs on the CPU only"
+        names = ", ".join(known.exercise.name for known in on_device)
+        if not self._missing:
+            return Outcome.EQUIVALENT, None, f"every order of the original is kept, in: {names}"
+        if self._mutant.kind is Kind.COPY:
+            told = [self._copies_told_apart(known) for known in on_device]
+            if not any(told):
+                return (
+                    Outcome.EQUIVALENT,
+                    None,
+                    f"neither buffer nor copy is written while both are in use, in: {names}",
+                )
+            return Outcome.SURVIVED, None, next(filter(None, told))
+        return Outcome.SURVIVED, None, self._missing[0]
+
+    def _copies_told_apart(self, known: Known) -> str | None:
+        told = copies_told_apart(known.first.records, self._mutant.file, self._mutant.lines)
+        return told and f"{known.exercise.name}: {told}"
 
     def _kills(self) -> Iterator[Kill]:
         """Whatever is wrong: first as late as possible, which finds races; further schedules if there is no proof."""

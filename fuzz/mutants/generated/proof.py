@@ -16,17 +16,18 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from mrv2.checks.events import OperationKind, Space
+from mrv2.checks.events import OperationKind, Space, Stack
 from mrv2.checks.happens_before.records import (
     Accesses,
     Acquires,
     Allocates,
     Frees,
     OperationBegins,
+    Piece,
     Record,
     Releases,
 )
@@ -58,19 +59,28 @@ def relation_of(records: Sequence[Record]) -> Relation:
 def _touches(records: Sequence[Record]) -> dict[int, list[_What]]:
     """What each operation touches.
 
-    Not of blocks that were dropped before it: ordinary memory of the host may lie at their addresses by then.
+    Not of blocks that were dropped before it began: ordinary memory of the host may lie at their addresses by then.
     """
     touches: dict[int, list[_What]] = {}
-    dropped: set[int] = set()
+    begun, dropped = _begun(records), _dropped(records)
     for record in records:
-        if isinstance(record, Frees):
-            dropped.add(record.block)
-        elif isinstance(record, Accesses):
-            pieces = tuple(piece for piece in record.ranges if piece[0] not in dropped)
+        if isinstance(record, Accesses):
+            at = begun[record.operation]
+            pieces = tuple(piece for piece in record.ranges if at < dropped.get(piece[0], len(records)))
             if pieces:
                 how = (pieces, record.write, record.certain, record.protected)
                 touches.setdefault(record.operation, []).append(how)
     return touches
+
+
+def _begun(records: Sequence[Record]) -> dict[int, int]:
+    """Where each operation was told."""
+    return {record.operation: at for at, record in enumerate(records) if isinstance(record, OperationBegins)}
+
+
+def _dropped(records: Sequence[Record]) -> dict[int, int]:
+    """Where the drop of each block was told."""
+    return {record.block: at for at, record in enumerate(records) if isinstance(record, Frees)}
 
 
 class _Builder:
@@ -98,7 +108,8 @@ class _Builder:
         elif isinstance(record, Allocates):
             if record.space is Space.DEVICE:
                 self._owner[record.block] = record.lane
-            self._add(("allocate", record.size, record.space), self._of(record.lane))
+            # Nothing is touched, so nothing need come before it.
+            self._add(("allocate", record.size, record.space), 0)
         elif isinstance(record, Frees):
             # Of device memory it is the next work on the owning stream, behind all that the allocator waits for.
             owner = self._owner.get(record.block, record.lane)
@@ -140,6 +151,48 @@ def why_not_equivalent(original: Relation, mutant: Relation) -> str | None:
         f"{len(lost)} of {len(original.what)} operations lose an order, and no workload lets what they touch collide: "
         f"first {_told(original.what[number])} after {_told(original.what[first])}"
     )
+
+
+def copies_told_apart(records: Sequence[Record], file: str, lines: range) -> str | None:
+    """Where a copy that is made at some place might differ from what it is a copy of; None if nowhere.
+
+    It does not as long as neither is written before the copy is dropped. So whoever got the one could have had the
+    other: the proof for mutants that hand out a buffer in the place of its copy, which touch other memory.
+
+    Args:
+        records: of the original.
+        file: end of the path of the place.
+        lines: of the place.
+    """
+    begun, dropped = _begun(records), _dropped(records)
+    accesses = [record for record in records if isinstance(record, Accesses)]
+    places = [one for one in records if isinstance(one, OperationBegins) and _is_at(one.stack, file, lines)]
+    found = 0
+    for place in places:
+        own = [access for access in accesses if access.operation == place.operation]
+        copies = {piece[0] for access in own if access.write for piece in access.ranges}
+        sources = [piece for access in own if not access.write for piece in access.ranges]
+        found += bool(copies and sources)
+        begin = begun[place.operation]
+        end = max((dropped.get(block, len(records)) for block in copies), default=begin)
+        for access in accesses:
+            if access.write and begin < begun[access.operation] < end and _meets(access, copies, sources):
+                return "the buffer or its copy is written while both are in use"
+    return None if found else "no copy of device memory was seen there"
+
+
+def _meets(access: Accesses, blocks: Collection[int], pieces: Sequence[Piece]) -> bool:
+    """Whether an access touches some blocks, or some pieces of others."""
+    return any(one[0] in blocks or any(_overlap(one, piece) for piece in pieces) for one in access.ranges)
+
+
+def _is_at(stack: Stack, file: str, lines: range) -> bool:
+    """Whether the innermost frame is there."""
+    return bool(stack) and stack[0][0].endswith(f"/{file}") and stack[0][1] in lines
+
+
+def _overlap(one: Piece, other: Piece) -> bool:
+    return one[0] == other[0] and one[1] < other[2] and other[1] < one[2]
 
 
 def _told(what: _What) -> str:
