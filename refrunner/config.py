@@ -51,7 +51,7 @@ class RunnerConfig:
             any batch up to the largest size; or ``"full"``, graphs of the whole forward pass, for batches in which
             every request decodes one token. What no graph admits runs eagerly. The sampler is never in a graph.
         graph_sizes: lanes of the graphs, a tuple of sizes; ``()`` means powers of two up to what ``graph_mode`` can
-            meet.
+            meet. Only with graphs.
         memory_fraction: 0 leaves ``num_kv_blocks`` as given. Above 0 it is replaced by as many blocks as fit into this
             share of the device's memory beside weights and activations, which a profiling run measures.
         logprobs_mode: what a reported log-probability is: ``"raw_logprobs"``, of the model's own distribution;
@@ -79,7 +79,7 @@ class RunnerConfig:
         num_drafts: drafts for each request and step, 1024 at most; only with speculation.
         verification: ``"equal"``, drafts are the likeliest tokens, and accepted if the target draws the same; or drafts
             are drawn with the request's temperature and accepted by rejection sampling, ``"token"``, one by one, or
-            ``"block"``, together, which accepts more.
+            ``"block"``, together, which accepts more. Another than ``"equal"`` only with speculation.
         scheduling: ``"fcfs"``, in order of arrival, or ``"priority"``, in order of the requests' priorities.
         poison: fill freed rows, unused KV blocks, padding lanes and fresh device memory with values that would show in
             the output if anything read them; for verification only.
@@ -127,6 +127,7 @@ class RunnerConfig:
         self._check_logprobs_mode()
         self._check_pool()
         self._check_drafts()
+        self._check_unread()
         check_compatible({field.name: getattr(self, field.name) for field in fields(self)})
 
     @property
@@ -280,6 +281,31 @@ class RunnerConfig:
                 f"at most {MOST_DRAFTS} drafts are proposed for a request",
                 "kernels hold them in one block; beyond it they do not compile, and the first draw would break off",
                 "num_drafts=3, the default; with each further draft it is less likely that all before are accepted",
+            )
+
+    def _check_unread(self) -> None:
+        """Refuse what nothing would read: the runner would not be the one that was asked for."""
+        index = torch.device(self.device).index
+        if self.device.startswith("cpu") and index:
+            raise ConfigurationError(
+                f"RunnerConfig.device={self.device!r}",
+                "there is one CPU device, with index 0 or none",
+                "torch ignores another index, so two runners on 'cpu:0' and 'cpu:1' would share their processor",
+                "device='cpu'; torch.set_num_threads says how many cores it takes",
+            )
+        if self.graph_sizes and self.graph_mode == "eager":
+            raise ConfigurationError(
+                f"RunnerConfig.graph_sizes={self.graph_sizes!r} with graph_mode='eager'",
+                "sizes of graphs come with graphs",
+                "without them nothing is captured, and the sizes would be ignored",
+                "graph_mode='full' or 'piecewise', or graph_sizes=()",
+            )
+        if self.verification != "equal" and self.speculation == "none":
+            raise ConfigurationError(
+                f"RunnerConfig.verification={self.verification!r} with speculation='none'",
+                "a way to verify drafts comes with drafts",
+                "without them nothing is verified, and the setting would be ignored",
+                "speculation='draft' or 'eagle', or verification='equal'",
             )
 
     def _check_pool(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mrv2.checks.findings import JSON
 from mrv2.ci.report import console as screen
 from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.problem import InputError
 
 from .environment import describe
 from .generate_options import (
@@ -65,7 +66,7 @@ def generate(
     graph_mode: GraphModeOption = "eager",
     speculation: SpeculationOption = "none",
     draft_model: DraftModelOption = "",
-    num_drafts: NumDraftsOption = 3,
+    num_drafts: NumDraftsOption = None,
     verification: VerificationOption = "equal",
     stream: StreamOption = False,
     json: JsonOption = None,
@@ -96,7 +97,7 @@ def generate(
             grammar=read_grammar(json_schema, grammar),
         )
         settings: dict[str, Any] = {"device": device, "attention": attention, "graph_mode": graph_mode}
-        settings |= {"speculation": speculation, "num_drafts": num_drafts, "verification": verification}
+        settings |= {"speculation": speculation, "verification": verification, **_num_drafts(num_drafts, speculation)}
         settings |= {"grammars": sampling.grammar is not None, "draft_model": draft_model}
         with compiled_kernels(), LLM.from_model(model, max_model_len=max_model_len, **settings) as llm:
             done = _run(llm, prompt, sampling, stream)
@@ -104,6 +105,24 @@ def generate(
         if json:
             write_report(json, _as_report(model, prompt, done, stats))
         _show(done, "" if stream else prompt + done.text + "\n", stats)
+
+
+def _num_drafts(number: int | None, speculation: str) -> dict[str, int]:
+    """The setting, if it was given.
+
+    Raises:
+        InputError: nobody would propose them.
+    """
+    if number is None:
+        return {}
+    if speculation == "none":
+        raise InputError(
+            f"--num-drafts {number} without --speculation",
+            "a number of drafts comes with somebody who proposes them",
+            "without drafts the number would be ignored",
+            "--speculation ngram (or draft, or eagle), or no --num-drafts",
+        )
+    return {"num_drafts": number}
 
 
 def _run(llm: LLM, prompt: str, sampling: SamplingParams, stream: bool) -> Completion:

@@ -54,7 +54,10 @@ DraftModelOption = Annotated[
         show_default=False,
     ),
 ]
-NumDraftsOption = Annotated[int, typer.Option(metavar="N", help="Drafts for each step.")]
+NumDraftsOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Drafts for each step, with --speculation; 3 by default.", show_default=False),
+]
 VerificationOption = Annotated[
     str, typer.Option(metavar="NAME", help="equal, or token or block for drafts that are drawn at the temperature.")
 ]

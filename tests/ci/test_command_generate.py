@@ -178,3 +178,15 @@ def test_ascii_output_escapes_what_it_lacks() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(b"na\\xefve")
+
+
+def test_a_number_of_drafts_without_anybody_who_proposes_them_is_refused() -> None:
+    result = generate("--prompt", "abc", "--num-drafts", "5")
+    assert result.exit_code == 2
+    assert "--num-drafts 5 without --speculation" in result.stderr
+
+
+def test_a_way_to_verify_without_drafts_is_refused() -> None:
+    result = generate("--prompt", "abc", "--verification", "block")
+    assert result.exit_code == 2
+    assert "verification='block' with speculation='none'" in result.stderr

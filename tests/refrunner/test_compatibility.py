@@ -11,6 +11,8 @@ from mrv2.refrunner.errors import ConfigurationError
 
 # Beside the defaults, which exclude nothing.
 NEUTRAL = {"device": "cuda", "attention": "triton"}
+# What a way to verify drafts comes with.
+WITH_DRAFTS = {"speculation": "draft"}
 # For settings that any value above zero turns on.
 ON = {"bool": True, "int": 1, "float": 0.5}
 TYPES = {field.name: field.type for field in fields(RunnerConfig)}
@@ -35,7 +37,7 @@ def test_each_pair_is_refused_by_name_and_each_half_is_not(pair):
     assert all(f"{name}={value!r}" in error.subject for name, value in {**first, **second}.items())
     assert (error.reason, error.remedy) == (pair.reason, pair.remedy)
     for half in (first, second):
-        assert RunnerConfig(**{**NEUTRAL, **half})
+        assert RunnerConfig(**{**NEUTRAL, **(WITH_DRAFTS if "verification" in half else {}), **half})
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair.first.field}-{pair.second.field}")
@@ -55,6 +57,19 @@ def test_the_table_names_fields_that_are_there_and_no_pair_twice():
 def test_an_index_of_a_device_does_not_hide_its_kind():
     with pytest.raises(ConfigurationError, match=r"with device='cpu:0'"):
         RunnerConfig(device="cpu:0", graph_mode="piecewise")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"device": "cpu:1"}, "torch ignores another index"),
+        ({"graph_mode": "eager", "graph_sizes": (1, 2)}, "the sizes would be ignored"),
+        ({"verification": "block"}, "the setting would be ignored"),
+    ],
+)
+def test_what_nothing_would_read_is_refused(settings, words):
+    with pytest.raises(ConfigurationError, match=words):
+        RunnerConfig(**settings)
 
 
 @pytest.mark.parametrize(
