@@ -293,8 +293,20 @@ def _counts(program: Program) -> dict[str, int]:
         "empty steps": sum(not step.scheduled for step in steps),
         "drafts": sum(sum(step.drafts.values()) for step in steps),
         "drafts rejected": sum(rejected for step in steps for _, rejected in step.verified.values()),
+        "rows reused at once": sum(min(len(step.finished) + len(step.preempted), len(step.new)) for step in steps),
+        "edges of graphs": sum(_at_an_edge(step) for step in steps) if _has_graphs(program.script) else 0,
         "refused requests": program.refused,
     }
+
+
+def _has_graphs(script: Script) -> bool:
+    return script.settings.get("graph_mode", "eager") != "eager"
+
+
+def _at_an_edge(step: Step) -> bool:
+    """Whether its tokens fill a graph exactly, or are one too many for one: sizes are powers of two."""
+    tokens = sum(step.scheduled.values())
+    return tokens > 0 and (tokens & (tokens - 1) == 0 or (tokens - 1) & (tokens - 2) == 0)
 
 
 def _crashes(trace: Trace, run: Run | None) -> Iterator[Failure]:

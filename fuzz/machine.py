@@ -32,7 +32,7 @@ Drawn = TypeVar("Drawn")
 #: States that are rarely reached: more of them is better, so Hypothesis climbs towards them.
 RARE = (
     "row reuses", "row moves", "preempted", "prefixes found", "blocks copied", "empty steps", "chunked", "drafts",
-    "drafts rejected",
+    "drafts rejected", "rows reused at once", "edges of graphs", "host versions read",
 )  # fmt: skip
 
 

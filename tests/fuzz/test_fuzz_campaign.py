@@ -13,7 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from mrv2.checks.errors import CheckError
 from mrv2.checks.virtual.schedules import Decision, Schedule
-from mrv2.fuzz.campaign.coverage import meetings
+from mrv2.fuzz.campaign.coverage import SAMPLING, SCHEDULES, meetings, traits
 from mrv2.fuzz.campaign.driver import CampaignDriver
 from mrv2.fuzz.campaign.findings import FindingStore, FoundCase, read_found_case
 from mrv2.fuzz.campaign.options import Options, check_features
@@ -24,7 +24,7 @@ from mrv2.fuzz.case import CaseOutcome, Failure, run_case
 from mrv2.fuzz.feature_sets.judge import Tally
 from mrv2.fuzz.grammars import STOP
 from mrv2.fuzz.machine import RARE, FuzzFailure, RunnerMachine, machine_of
-from mrv2.fuzz.script import Abort, Advance, Arrive, Preempt, Script, Skip, script_as_json
+from mrv2.fuzz.script import KINDS, Abort, Advance, Arrive, Preempt, Script, Skip, script_as_json
 from mrv2.fuzz.shrink import Shrinker
 from mrv2.fuzz.strategies import GRAMMAR_CHOICES, decisions
 from mrv2.fuzz.targets.reference import ReferenceTarget
@@ -91,11 +91,14 @@ def test_whatever_a_target_has_is_drawn_within_a_hundred_cases():
             seen.append(script)
             return clean(script)
 
-    chosen = settings(QUICK, max_examples=100, stateful_step_count=4)
+    chosen = settings(QUICK, max_examples=100, stateful_step_count=10)
     run_state_machine_as_test(machine_of(TARGET, "refrunner", ("tiny",), Machine), settings=chosen)
     turned = {(name, value) for script in seen for name, value in script.settings.items() if name in TARGET.knobs}
     assert {name for name, _ in turned} == set(TARGET.knobs)
     assert ("graph_mode", "full") in turned
+    drawn = {name for script in seen for name in traits(script, TARGET.knobs)}
+    assert {*SAMPLING, *KINDS, *(f"schedule {name}" for name in SCHEDULES), "deviations", "continues"} <= drawn
+    assert {f"{count} steps in flight" for count in (1, 2, 3, 6)} <= drawn
     assert len([script for script in seen if script.relation]) < len(seen) / 3
 
 

@@ -173,6 +173,17 @@ def test_drafts_and_grammars_change_nothing(speculation, virtual):
     assert b"north " in bytes(outcome.results["r0"].token_ids)
 
 
+def test_rare_states_are_counted():
+    """Two decode together; one leaves and another enters in one step. Three tokens are one too many for a graph."""
+    first, second = (Arrive((token,), SamplingParams(max_tokens=2)) for token in (1, 2))
+    events = (first, second, Arrive((3, 4), SamplingParams(max_tokens=2)))
+    settings = {**SETTINGS, "max_num_reqs": 2}
+    counts = run_case(TARGET, Script(events, settings, steps_in_flight=1)).counts
+    assert counts["rows reused at once"] == 1 and counts["edges of graphs"] == 0
+    graphs = run_case(TARGET, Script(events, {**settings, "graph_mode": "full"}, 1, Schedule())).counts
+    assert graphs["edges of graphs"] >= 3 and graphs["host versions read"] >= 3
+
+
 def test_settings_that_the_target_refuses_are_no_failure():
     for schedule in (None, Schedule()):
         with pytest.raises(Refused):
