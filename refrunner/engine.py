@@ -12,7 +12,8 @@ from .errors import RequestError, RunnerError
 from .kv_cache_manager import PrefixCacheStats
 from .kv_groups import FULL_ATTENTION
 from .phases import Phase, phase
-from .scheduler import Scheduler, SpeculationStats, TrackedRequest
+from .scheduler import Scheduler, SpeculationStats
+from .tracked_request import TrackedRequest
 
 
 class CheckingRunner(Runner, Protocol):

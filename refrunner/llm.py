@@ -19,7 +19,8 @@ from .models.checkpoint import Checkpoint, load_checkpoint
 from .models.self_drafts import load_draft
 from .models.tokenizer import Tokenizer, load_tokenizer
 from .prompts import PromptReader
-from .scheduler import SpeculationStats, TrackedRequest
+from .scheduler import SpeculationStats
+from .tracked_request import TrackedRequest
 
 DEFAULT_MAX_MODEL_LEN = 4096
 # What a decoder writes for bytes that are no UTF-8, or not yet: the rest of a character may come with the next token.

@@ -93,8 +93,8 @@ def _workload(vocab_size: int, settings: Mapping[str, Any], *, free: bool = Fals
 
 
 def _repeating(index: int, allowed: tuple[int, ...] | None) -> SamplingParams:
-    warm = {"temperature": 0.8, "seed": index} if index % 2 else {}
-    return SamplingParams(max_tokens=_FREE_TOKENS, allowed_token_ids=allowed, **warm)
+    temperature, seed = (0.8, index) if index % 2 else (0.0, None)
+    return SamplingParams(temperature, seed, _FREE_TOKENS, allowed_token_ids=allowed)
 
 
 def _text(index: int) -> SamplingParams:
