@@ -39,8 +39,8 @@ class AsyncOutput:
         """
         firsts = zip(batch.request_ids, batch.host_logit_bounds.tolist(), strict=False)
         self._drawn = {name: (index, first) for index, (name, first) in enumerate(firsts) if name in finished_prefill}
-        self._asked = [(params.logprobs, len(params.logprob_token_ids)) for params in sampled.sampling]
         self._prompts = prompts
+        self._asked = [(params.logprobs, len(params.logprob_token_ids)) for params in sampled.sampling]
         report = () if sampled.report is None else sampled.report.tensors()
         counts = () if sampled.num_emitted is None else (sampled.num_emitted,)
         self._num_counts = len(counts)
@@ -70,13 +70,14 @@ class AsyncOutput:
     def _read(self) -> StepOutput:
         """What the copies hold."""
         rows = self._rows()
-        tokens, logprobs = self._copies[0][0].tolist(), self._copies[1].tolist()
+        results, logprobs = self._copies[0].tolist(), self._copies[1].tolist()
+        tokens = results[0]
         return StepOutput(
             token_ids={name: tuple(tokens[begin:end]) for name, (begin, end) in rows.items()},
             logprobs={name: tuple(logprobs[begin:end]) for name, (begin, end) in rows.items()},
             top_logprobs=self._top_logprobs(rows),
             prompt_logprobs={report.request_id: report.entries() for report in self._prompts},
-            faults=self._faults(rows),
+            faults=_faults(rows, *results[1:]),
             drafts=self._proposals(),
         )
 
@@ -87,20 +88,6 @@ class AsyncOutput:
             name: (first, first + (1 if counts is None else counts[index]))
             for name, (index, first) in self._drawn.items()
         }
-
-    def _faults(self, rows: dict[str, tuple[int, int]]) -> dict[str, LogitsFault]:
-        _, nan_counts, first_nans, exhausted = self._copies[0].tolist()
-        faults: dict[str, LogitsFault] = {}
-        if not any(nan_counts) and not any(exhausted):
-            return faults
-        for name, (begin, end) in rows.items():
-            faulty = next((row for row in range(begin, end) if exhausted[row]), None)
-            if faulty is None:
-                faulty = next((row for row in range(begin, end) if nan_counts[row]), None)
-            if faulty is not None:
-                first_nan = first_nans[faulty] if nan_counts[faulty] else None
-                faults[name] = LogitsFault(nan_counts[faulty], first_nan, bool(exhausted[faulty]), faulty - begin)
-        return faults
 
     def _proposals(self) -> dict[str, tuple[int, ...]]:
         if self._drafts is None:
@@ -126,3 +113,19 @@ class EmptyOutput:
     def result(self) -> StepOutput:
         """Nothing was drawn."""
         return StepOutput({}, {})
+
+
+def _faults(
+    rows: dict[str, tuple[int, int]], nan_counts: list[int], first_nans: list[int], exhausted: list[int]
+) -> dict[str, LogitsFault]:
+    faults: dict[str, LogitsFault] = {}
+    if not any(nan_counts) and not any(exhausted):
+        return faults
+    for name, (begin, end) in rows.items():
+        faulty = next((row for row in range(begin, end) if exhausted[row]), None)
+        if faulty is None:
+            faulty = next((row for row in range(begin, end) if nan_counts[row]), None)
+        if faulty is not None:
+            first_nan = first_nans[faulty] if nan_counts[faulty] else None
+            faults[name] = LogitsFault(nan_counts[faulty], first_nan, bool(exhausted[faulty]), faulty - begin)
+    return faults

@@ -141,7 +141,11 @@ class KVCacheManager:
     def missing(self, blocks: RequestBlocks, end: int) -> int:
         """Blocks that a running request needs, beyond its own, for positions up to ``end``, exclusive."""
         covered = self._blocks_for(end)
-        return sum(covered - len(table) for table in blocks.tables if len(table) < covered)
+        missing = 0
+        for table in blocks.tables:
+            if len(table) < covered:
+                missing += covered - len(table)
+        return missing
 
     def extend(self, blocks: RequestBlocks, end: int) -> Groups:
         """Give a running request what is ``missing``, which the caller has compared with what is free."""

@@ -250,7 +250,10 @@ class ModelRunner:
 
     def _in_order(self, step: Step) -> Step:
         """The step with its requests in the order that attention prefers."""
-        return replace(step, scheduled={name: step.scheduled[name] for name in self._attention.order(step.scheduled)})
+        order = list(self._attention.order(step.scheduled))
+        if order == list(step.scheduled):
+            return step
+        return replace(step, scheduled={name: step.scheduled[name] for name in order})
 
     def _stage(self, step: Step, graph: Candidate | None) -> tuple[PackedUpload, PackedUpload, BatchLayout | None]:
         """Everything that the step needs of the host, on its way to the device.
@@ -371,7 +374,8 @@ class ModelRunner:
     def _drawing(self, step: Step, batch: InputBatch) -> list[tuple[str, int]]:
         """Requests whose draws count, each with its first row of logits."""
         firsts = zip(batch.request_ids, batch.host_logit_bounds.tolist(), strict=False)
-        return [(name, row) for name, row in firsts if self._reaches_end(step, name)]
+        computed, scheduled, total = self._computed, step.scheduled, self._total
+        return [(name, row) for name, row in firsts if computed[name] + scheduled[name] >= total[name]]
 
     def _reaches_end(self, step: Step, request_id: str) -> bool:
         return self._computed[request_id] + step.scheduled[request_id] >= self._total[request_id]
@@ -387,11 +391,13 @@ class ModelRunner:
     ) -> None:
         self._advance(batch, sampled)
         for request_id, count in step.scheduled.items():
-            drafts = step.drafts.get(request_id, 0)
-            self._total[request_id] += (1 + drafts) * (request_id in finished_prefill)
             self._computed[request_id] += count
+        for request_id in finished_prefill:
+            self._total[request_id] += 1 + step.drafts.get(request_id, 0)
+        for request_id, drafts in step.drafts.items():
             self._unverified[request_id] += drafts
-            if self._has_windows:
+        if self._has_windows:
+            for request_id in step.scheduled:
                 self._drop_below_window(request_id)
 
     def _advance(self, batch: InputBatch, sampled: SamplerOutput) -> None:

@@ -130,8 +130,10 @@ class RequestStates:
             rows: of the batch.
             computed: tokens of each computed before this step, as the host counts them.
         """
+        if self._prompts is None:
+            return
         reading = [row for row, done in zip(rows, computed, strict=True) if done < self._in_place[row]]
-        if self._prompts is not None and reading:
+        if reading:
             self._prompts.read_now(reading)
 
     def newest_in_its_home(self, row: int) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
+from typing import NoReturn
 
 from .api import NewRequest, Step
 from .block_check import BlockCheck
@@ -59,7 +60,7 @@ class StepChecker:
         self._require_live(step.new_blocks, live)
         self._check_capacity(step, live)
         computed = {**computed, **{request.request_id: request.num_computed_tokens for request in step.new}}
-        held = {name: num_blocks[name] if name in staying else (0,) * len(self._windows) for name in live}
+        held = {**num_blocks, **dict.fromkeys(entering, (0,) * len(self._windows))}
         blocks = BlockCheck(holders, staying, computed, self._config.block_size)
         for name, groups in step.new_blocks.items():
             self._check_blocks(name, groups, held[name], computed[name])
@@ -68,9 +69,7 @@ class StepChecker:
         blocks.check_copies(step, self._config.num_kv_blocks - 1)
         total = {**total, **{request.request_id: len(request.token_ids) for request in step.new}}
         self._check_drafts(step, computed, total)
-        for name, count in step.scheduled.items():
-            known = total[name] + step.drafts.get(name, 0)
-            self._check_span(name, count, computed[name], known, min(held[name]))
+        self._check_spans(step, computed, total, held)
         return step
 
     def check_request(self, request: NewRequest) -> NewRequest:
@@ -88,6 +87,8 @@ class StepChecker:
 
     def _require_live(self, names: Iterable[str], live: Iterable[str]) -> None:
         known = set(live)
+        if isinstance(names, Mapping) and names.keys() <= known:
+            return
         seen: set[str] = set()
         for name in names:
             if name not in known or name in seen:
@@ -220,16 +221,24 @@ class StepChecker:
                 "block ids from the pool, as many as the request's tokens need",
             )
 
-    def _check_span(self, name: str, count: int, computed: int, total: int, blocks: int) -> None:
+    def _check_spans(
+        self, step: Step, computed: Mapping[str, int], total: Mapping[str, int], held: Mapping[str, Sequence[int]]
+    ) -> None:
+        size, longest, drafts = self._config.block_size, self._config.max_model_len, step.drafts
+        for name, count in step.scheduled.items():
+            end, known, blocks = computed[name] + count, total[name] + drafts.get(name, 0), min(held[name])
+            if count < 1 or end > known or end > blocks * size or end > longest:
+                self._refuse_span(name, count, computed[name], known, blocks)
+
+    def _refuse_span(self, name: str, count: int, computed: int, total: int, blocks: int) -> NoReturn:
         room = min(total, blocks * self._config.block_size, self._config.max_model_len)
-        if count < 1 or computed + count > room:
-            raise StepError(
-                f"{count} tokens of request {name!r} at position {computed}",
-                f"at least one token, and positions below {room}",
-                f"it has {total} tokens, and its {blocks} blocks hold {blocks * self._config.block_size}; a token that "
-                "nobody has drawn has no value, and one without a slot would overwrite another request's keys",
-                _instead_of(count, min(total, self._config.max_model_len) - computed),
-            )
+        raise StepError(
+            f"{count} tokens of request {name!r} at position {computed}",
+            f"at least one token, and positions below {room}",
+            f"it has {total} tokens, and its {blocks} blocks hold {blocks * self._config.block_size}; a token that "
+            "nobody has drawn has no value, and one without a slot would overwrite another request's keys",
+            _instead_of(count, min(total, self._config.max_model_len) - computed),
+        )
 
 
 def _instead_of(count: int, left: int) -> str:

@@ -79,15 +79,16 @@ def _parts(value: object, kind: type[Step | NewRequest | SamplingParams], place:
 def _mapping(value: object, place: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         _refuse(place, value, "it must be a mapping by request id", "a dict such as {'a': ...}")
+    if set(map(type, value)) <= {str}:  # as nearly always, and every request of every step passes here
+        return dict(value)
     return {_request_id(name, place): item for name, item in value.items()}
 
 
 def _counts(value: object, place: str) -> dict[str, int]:
-    # Every request of every step passes here: an error is worded only where there is one.
-    return {
-        name: count if _is_plain(count) else _whole(count, f"{place}[{shown(name)}]")
-        for name, count in _mapping(value, place).items()
-    }
+    counts = _mapping(value, place)
+    if all(map(_is_plain, counts.values())):
+        return counts
+    return {name: _whole(count, f"{place}[{shown(name)}]") for name, count in counts.items()}
 
 
 def _tokens(value: object, place: str) -> dict[str, tuple[int, ...]]:

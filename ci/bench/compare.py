@@ -23,7 +23,7 @@ from mrv2.refrunner.oracle.rounding import Float32Twins, Judgement
 from mrv2.refrunner.phases import HostClock, Phase, observed
 
 from .device_time import DeviceTime, profiled
-from .drive import Clock, Round, drive, requests_of
+from .drive import Clock, Round, collector_at_rest, drive, requests_of
 from .sides import SIDES, Side, fallbacks
 from .traces import Arrival
 
@@ -160,6 +160,7 @@ def compare(
     with ExitStack() as stack:
         bench = _Bench(conditions, checkpoint, now, advance)
         sides = {name: stack.enter_context(bench.side(name)) for name in conditions.sides}
+        stack.enter_context(collector_at_rest())
         for name, side in sides.items():
             bench.warm_up(name, side)
         rounds: dict[str, list[Round]] = {name: [] for name in sides}

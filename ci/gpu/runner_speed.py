@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from mrv2.ci.bench.device_time import DeviceTime, profiled
-from mrv2.ci.bench.drive import Asked, Round, drive, requests_of
+from mrv2.ci.bench.drive import Asked, Round, collector_at_rest, drive, requests_of
 from mrv2.ci.bench.sides import SIDES, Side, fallbacks
 from mrv2.ci.bench.traces import Arrival, poisson
 from mrv2.refrunner.api import SamplingParams
@@ -191,7 +191,8 @@ def main(file: str, *options: str) -> int:
         print(f"[{time.perf_counter() - begin:.0f} s] {name} is ready", flush=True)
     results = {}
     for name, workload in WORKLOADS.items():
-        results[name] = compare(workload, sides, config, model.vocab_size, tiny=tiny)
+        with collector_at_rest():
+            results[name] = compare(workload, sides, config, model.vocab_size, tiny=tiny)
         print(f"[{time.perf_counter() - begin:.0f} s] {name}: {results[name]['same tokens']} of "
               f"{results[name]['requests']} requests with the same tokens", flush=True)  # fmt: skip
         for side in sides:

@@ -75,14 +75,16 @@ class BatchSampler(SamplerStages):
     def move(self, source: int, target: int) -> None:
         """Move a request's parameters to another row."""
         self._mirrored.move(source, target)
-        self.tables.stages[target] = self.tables.stages[source]
+        for flags in (self.tables.stages, self.tables.reports):
+            flags[target] = flags[source]
         self._sampling[target] = self._sampling.pop(source)
 
     def exchange(self, first: int, second: int) -> None:
         """Let the parameters of two requests trade places."""
         self._mirrored.exchange(first, second)
-        stages, sampling = self.tables.stages, self._sampling
-        stages[[first, second]] = stages[[second, first]]
+        for flags in (self.tables.stages, self.tables.reports):
+            flags[[first, second]] = flags[[second, first]]
+        sampling = self._sampling
         sampling[first], sampling[second] = sampling[second], sampling[first]
 
     def upload(self, count: int) -> None:

@@ -37,7 +37,7 @@ class SamplerOutput:
     Attributes:
         sampled: tokens and their log-probabilities, one for each row of logits.
         report: further log-probabilities, if a request asked for any.
-        sampling: parameters behind each row of logits, in order.
+        sampling: parameters behind each row of logits, in order; empty without a report.
         num_emitted: int32 [N], how many of its tokens each request gets, the first ones; None without speculation.
     """
 
@@ -90,6 +90,8 @@ class SamplerStages:
         processed = self._processed(logits, rows, positions, states, stages, batch.logit_offsets)
         sampled = self._draw(logits, rows, positions, processed)
         num_emitted = self._verify(logits, processed, sampled, batch, states)
+        if not self.tables.reports[batch.host_rows].any():
+            return SamplerOutput(sampled, None, (), num_emitted)
         host_rows = np.repeat(batch.host_rows, np.diff(batch.host_logit_bounds))
         sampling = tuple(self._sampling[row] for row in host_rows.tolist())
         report = self._report(self._reported(logits, processed, sampled), sampled, batch, sampling)
@@ -184,10 +186,8 @@ class SamplerStages:
 
     def _report(
         self, reported: Reported, sampled: Sampled, batch: InputBatch, sampling: tuple[SamplingParams, ...]
-    ) -> LogprobReport | None:
-        """Log-probabilities beyond those of the drawn tokens, if a request of the batch wants any."""
-        if all(params.logprobs is None and not params.logprob_token_ids for params in sampling):
-            return None
+    ) -> LogprobReport:
+        """Log-probabilities beyond those of the drawn tokens, which some request of the batch wants."""
         full = [index for index, params in enumerate(sampling) if params.logprobs == FULL_VOCABULARY]
         columns = max(params.logprobs or 0 for params in sampling)
         asker = self.asker(batch.logit_rows, kernels.TOP_LOGPROBS.value)

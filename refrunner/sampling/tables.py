@@ -67,6 +67,7 @@ class ParameterTables:
 
     Attributes:
         stages: int32 [R] on the host, the stages of each row.
+        reports: bool [R] on the host, whether a row wants log-probabilities beyond that of its token.
     """
 
     def __init__(self, config: RunnerConfig, vocab_size: int, tables: Tables) -> None:
@@ -84,6 +85,7 @@ class ParameterTables:
         self._always = EVERY_STAGE if config.force_sampler_stages else 0
         self._always |= kernels.REPORTED.value if config.logprobs_mode.startswith("processed") else 0
         self.stages: NDArray[np.int32] = np.zeros(config.max_num_reqs, dtype=np.int32)
+        self.reports: NDArray[np.bool_] = np.zeros(config.max_num_reqs, dtype=np.bool_)
 
     @property
     def temperature(self) -> Tensor:
@@ -103,6 +105,7 @@ class ParameterTables:
         """Stage the parameters of a request that has got this row; nothing of the former owner survives."""
         sampling = request.sampling
         self.stages[row] = stages_of(sampling) | self._always
+        self.reports[row] = sampling.logprobs is not None or bool(sampling.logprob_token_ids)
         self.numbers.stage_write(row, 0, self._numbers_of(request, int(self.stages[row])))
         self.reals.stage_write(row, 0, _reals_of(sampling))
         self._seeds.stage_write(0, row, [_as_int64(sampling.seed or 0)])
