@@ -47,14 +47,14 @@ class Judged:
         verdicts: on mutants of order, in the order of the source; None if none were asked for.
         exercises: workloads that they were run in.
         left_out: those in which the target is not clean itself, with the reason.
-        not_loaded: files with places to spoil that the target never imports.
+        not_entered: files with places to spoil of which no exercise runs a function.
         planted: what a campaign made of each planted fault; None if none were asked for.
     """
 
     verdicts: list[Mapping[str, Any]] | None = None
     exercises: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
-    not_loaded: list[str] = field(default_factory=list)
+    not_entered: list[str] = field(default_factory=list)
     planted: dict[str, Any] | None = None
 
     @property
@@ -144,7 +144,7 @@ def _judge_order(judged: Judged, target: str, package: str, site: str | None, wo
             screen.line(notes(), f"the original: {entry['exercise']} ...")
         elif "battery" in entry:
             judged.exercises, judged.left_out = entry["battery"]["exercises"], entry["battery"]["left_out"]
-            judged.not_loaded, total = entry["not_loaded"], entry["mutants"]
+            judged.not_entered, total = entry["not_entered"], entry["mutants"]
         else:
             found = entry["verdict"]
             judged.verdicts.append(found)
@@ -206,8 +206,8 @@ def _print(console: Console, judged: Judged) -> None:
         screen.table(console, ("mutant", "why"), [(_name(entry), _why(entry)) for entry in living])
     for name, reason in judged.left_out.items():
         screen.line(console, f"left out, since the original is not clean in it: {name}: {reason}")
-    if judged.not_loaded:
-        screen.line(console, f"not part of the target, which never imports them: {', '.join(judged.not_loaded)}")
+    if judged.not_entered:
+        screen.line(console, f"not part of the target, as far as the exercises go: {', '.join(judged.not_entered)}")
     for name, entry in (judged.planted or {}).items():
         if not entry["found"]:
             screen.line(console, f"planted fault not found in {entry['cases']} cases: {name}: {entry['fault']}")
@@ -244,8 +244,8 @@ def _as_report(target: str, judged: Judged) -> Report:
     if judged.planted is not None:
         metrics["planted"] = judged.planted
     exercises: list[JSON] = [*judged.exercises]
-    not_loaded: list[JSON] = [*judged.not_loaded]
+    not_entered: list[JSON] = [*judged.not_entered]
     coverage: dict[str, JSON] = {
-        "exercises": exercises, "left out": dict(judged.left_out), "not imported": not_loaded,
+        "exercises": exercises, "left out": dict(judged.left_out), "not entered": not_entered,
     }  # fmt: skip
     return Report("mutants", describe(), judged.verdict, metrics=metrics, coverage=coverage)

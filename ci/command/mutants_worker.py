@@ -53,16 +53,16 @@ def _judge(target: str, package: str, site: str | None, workers: int, tell: Call
         )
         chosen = [one for one in generate(package_folder(package)) if _is_at(site, one.file, one.line)]
         if not chosen:
-            tell(battery={"exercises": [], "left_out": {}}, mutants=0, not_loaded=[])
+            tell(battery={"exercises": [], "left_out": {}}, mutants=0, not_entered=[])
             return
         battery = Battery.of(subject, lambda name: tell(exercise=name))
-        loaded = [one for one in chosen if one.file in battery.files_loaded]
-        others: list[JSON] = [*sorted({one.file for one in chosen} - battery.files_loaded)]
+        loaded = [one for one in chosen if one.file in battery.files_entered]
+        others: list[JSON] = [*sorted({one.file for one in chosen} - battery.files_entered)]
         exercises: list[JSON] = [known.exercise.name for known in battery.known]
         tell(
             battery={"exercises": exercises, "left_out": dict(battery.left_out)},
             mutants=len(loaded),
-            not_loaded=others,
+            not_entered=others,
         )
         for verdict in judge_all(battery, loaded, workers):
             tell(verdict=as_json(verdict))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,8 +13,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from mrv2.checks.events import Space
 from mrv2.checks.findings import Finding, Verdict
 from mrv2.checks.happens_before import HappensBefore, Record, Recorder, Tee
+from mrv2.checks.happens_before.records import Allocates, Frees
 from mrv2.checks.libraries import portable
 from mrv2.checks.sync.settings import Settings
 from mrv2.checks.sync.virtual import install
@@ -30,6 +34,9 @@ SECOND = Schedule("early")
 OTHERS = "random:0,random:1,starve"
 #: What fresh memory holds in one more run, where the others have ``POISON``: large, where that is negative.
 OTHER_POISON = 0x7B
+#: In the place of a code: a ring of which no slot is ever free again is in no disorder, it grows as long as it runs.
+GROWTH = "growth"
+MOST_GROWTH = 2
 #: How far the device is behind is the schedule's choice; see ``fuzz.case``.
 _FULL_QUEUE = "MRV108"
 #: A runner that raises these was not changed in its order, but made no program at all.
@@ -47,6 +54,7 @@ class Drive:
         steps: that it made.
         streams: that it used, the default stream included.
         records: of the happens-before check, if they were asked for.
+        pinned: bytes of pinned memory that were alive at once at most, as far as records tell.
     """
 
     findings: tuple[Finding, ...]
@@ -56,13 +64,25 @@ class Drive:
     streams: int = 1
     records: tuple[Record, ...] = field(default=(), repr=False)
 
+    @functools.cached_property
+    def pinned(self) -> int:  # noqa: D102 - see the class
+        blocks = {
+            one.block: one.size for one in self.records if isinstance(one, Allocates) and one.space is Space.PINNED
+        }
+        alive, peak = 0, 0
+        for record in self.records:
+            if isinstance(record, Allocates | Frees):
+                alive += blocks.get(record.block, 0) * (1 if isinstance(record, Allocates) else -1)
+                peak = max(peak, alive)
+        return peak
+
 
 @dataclass(frozen=True)
 class Kill:
     """Why a mutant is not the original.
 
     Attributes:
-        code: of the finding: ``MRV307`` for a crash, ``MRV309`` for other tokens.
+        code: of the finding: ``MRV307`` for a crash, ``MRV309`` for other tokens; ``GROWTH``, which is none.
         title: what was seen.
         exercise, schedule: where.
         certain: whether it is no mere suspicion.
@@ -136,6 +156,7 @@ class Known:
         second: its run under ``SECOND``, if it was recorded.
         others: further schedules; none on the CPU.
         reached: lines of the package that run, by file.
+        entered: files of which a function runs.
     """
 
     exercise: Exercise
@@ -143,6 +164,7 @@ class Known:
     second: Drive | None
     others: tuple[Schedule, ...]
     reached: frozenset[tuple[str, int]] = field(default=frozenset(), repr=False)
+    entered: frozenset[str] = field(default=frozenset(), repr=False)
 
     def reaches(self, file: str, lines: range) -> bool:
         """Whether it runs one of some lines."""
@@ -197,22 +219,40 @@ def kill_of(known: Known, seen: Drive, schedule: Schedule) -> Kill | None:
         if seen.error is not None:
             return Kill("MRV307", seen.error, *where, no_program=seen.error.startswith(_NO_PROGRAM))
         return Kill("MRV309", "tokens, log-probabilities or bookkeeping are not the original's", *where)
+    original = (known.second if schedule == SECOND else None) or known.first
+    if seen.pinned > MOST_GROWTH * original.pinned:
+        told = f"{seen.pinned} bytes of pinned memory at once, where the original has {original.pinned}"
+        return Kill(GROWTH, told, *where)
     return Kill(found[0].code, found[0].title, *where, certain=False) if found else None
 
 
+@dataclass
+class Reached:
+    """What ran of a package.
+
+    Attributes:
+        lines: by file inside the package, those that run when it is imported among them.
+        entered: files of which a function ran.
+    """
+
+    lines: set[tuple[str, int]] = field(default_factory=set)
+    entered: set[str] = field(default_factory=set)
+
+
 @contextmanager
-def lines_reached(folder: Path) -> Iterator[set[tuple[str, int]]]:
-    """Scope in which lines of a package are noted when they run, by file inside the package."""
-    reached: set[tuple[str, int]] = set()
-    top = f"{folder}/"
+def lines_reached(folder: Path) -> Iterator[Reached]:
+    """Scope in which what runs of a package is noted."""
+    reached, top = Reached(), f"{folder}/"
 
     def called(frame: FrameType, event: str, argument: Any) -> Any:
         if not frame.f_code.co_filename.startswith(top):
             return None
         file = frame.f_code.co_filename.removeprefix(top)
+        if frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # neither a module nor the body of a class
+            reached.entered.add(file)
 
         def ran(frame: FrameType, event: str, argument: Any) -> Any:
-            reached.add((file, frame.f_lineno))
+            reached.lines.add((file, frame.f_lineno))
             return ran
 
         return ran(frame, event, argument)

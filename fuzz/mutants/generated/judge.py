@@ -127,12 +127,16 @@ class Battery:
                 target = self.subject.load()
                 twice = len(self.known) < RECORDED_TWICE
                 found = know(target, exercise, self.subject.settings(target), twice=twice)
-            return found if isinstance(found, str) else replace(found, reached=frozenset(reached))
+            return (
+                found
+                if isinstance(found, str)
+                else replace(found, reached=frozenset(reached.lines), entered=frozenset(reached.entered))
+            )
 
     @property
-    def files_loaded(self) -> frozenset[str]:
-        """Files of the package that are part of the target: some exercise runs a line of them."""
-        return frozenset(file for known in self.known for file, _ in known.reached)
+    def files_entered(self) -> frozenset[str]:
+        """Files of the package that are part of the target, as far as any exercise runs a function of them."""
+        return frozenset(file for known in self.known for file in known.entered)
 
     def judge(self, mutant: OrderingMutant) -> Verdict:
         """The verdict on a mutant; ends at the first thing that kills it."""
