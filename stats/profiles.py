@@ -149,10 +149,17 @@ class AffordableDistribution:
         """See :class:`mrv2.stats.layers.Layer`."""
         if not isinstance(target, SamplerTarget):
             return LayerResult(self.name, (), not_run="the target draws no tokens")
-        return self.chosen(target, plan).run(target, plan, progress)
+        chosen = self.chosen(target, plan)
+        results = chosen.run(target, plan, progress)
+        # Calls that are timed before anything is drawn may be the slow ones of a sampler: one that proves faster gets
+        # the rows that were left out.
+        while plan.parts is None and (more := chosen.more(target)):
+            results += more.run(target, plan, progress)
+            chosen = self._chosen = chosen.joined(more)
+        return chosen.told(results, plan)
 
     def chosen(self, target: SamplerTarget, plan: AuditPlan) -> Affordable:
-        """What there is time for, the same from the first call on; times a few draws."""
+        """What there is time for, the same until rows that were left out have been drawn too; times a few draws."""
         self._chosen = self._chosen or _affordable_rows(self._profile, target, plan)
         return self._chosen
 
@@ -165,27 +172,45 @@ class Affordable:
         rows: drawn from, with the vocabulary of the rows.
         pairs: pairs of keys, with the vocabulary of their flat row.
         left_out: rows that there is no time for, with the draws that they would need.
+        time: of the rows.
     """
 
     rows: tuple[DistributionLayer, int]
     pairs: tuple[DistributionLayer, int]
     left_out: Sequence[RowPlan]
+    time: TimeBudget
 
-    def run(self, target: SamplerTarget, plan: AuditPlan, progress: Progress) -> LayerResult:
-        """See :class:`mrv2.stats.layers.Layer`."""
-        rows, pairs = (
-            layer.run(target, replace(plan, vocab_size=size), progress) for layer, size in (self.rows, self.pairs)
-        )
+    def run(self, target: SamplerTarget, plan: AuditPlan, progress: Progress) -> list[LayerResult]:
+        """Draw rows, then pairs; see :class:`mrv2.stats.layers.Layer`."""
+        return [layer.run(target, replace(plan, vocab_size=size), progress) for layer, size in (self.rows, self.pairs)]
+
+    def more(self, target: SamplerTarget) -> Affordable | None:
+        """Those of the rows left out that fit into what is left of the time of the rows; None if none does."""
+        if not self.left_out or self.time.over():
+            return None
+        size = self.rows[1]
+        speed = _speed(target, size, self.time, counting=True)
+        chosen, left_out = _affordable(self.left_out, self.time.left() * speed)
+        no_pairs = (DistributionLayer((), 0), size)
+        return Affordable((DistributionLayer(chosen, 0), size), no_pairs, left_out, self.time) if chosen else None
+
+    def joined(self, more: Affordable) -> Affordable:
+        """Both, where the other has what this one left out."""
+        rows = DistributionLayer([*self.rows[0].rows, *more.rows[0].rows], 0)
+        return replace(self, rows=(rows, self.rows[1]), left_out=more.left_out)
+
+    def told(self, results: Sequence[LayerResult], plan: AuditPlan) -> LayerResult:
+        """The results of all rows and pairs as one, with the rows that were not drawn."""
         missing = [row_not_drawn(row_plan, cut=False) for row_plan in self.left_out if plan.wants(row_plan.row.name)]
-        shown = [text for text in (*rows.could_have_missed, *pairs.could_have_missed) if text not in _OF_A_HALF]
+        shown = [text for result in results for text in result.could_have_missed if text not in _OF_A_HALF]
         if self.rows[1] < plan.vocab_size:
             shown.insert(0, f"{NARROW_ROWS} {self.rows[1]:,} tokens; drawing from wider ones often would take too long")
         return LayerResult(
-            rows.layer,
-            (*rows.tests, *pairs.tests, *missing),
-            (*rows.coverage, *pairs.coverage),
+            AffordableDistribution.name,
+            (*(test for result in results for test in result.tests), *missing),
+            tuple(text for result in results for text in result.coverage),
             (*shown, *(test.missed() for test in missing)),
-            draws=rows.draws,
+            draws={name: drawn for result in results for name, drawn in result.draws.items()},
             width=self.rows[1],
         )
 
@@ -200,12 +225,14 @@ def _affordable_rows(profile: Profile, target: SamplerTarget, plan: AuditPlan) -
     budget, wide, size = min(profile.seconds, plan.time.left()), _wide_rows(profile, plan), plan.vocab_size
     speed = _speed(target, size, plan.time, counting=True)
     narrow = replace(plan, vocab_size=NARROW)
-    if isinstance(target, NoiseTarget) and sum(row.draws for row in wide) / speed > budget / 3:
+    if isinstance(target, NoiseTarget) and sum(row.draws for row in wide) > _FOR_ROWS * budget * speed:
         wide, size = _narrow_rows(profile, narrow), NARROW
         speed = _speed(target, size, plan.time, counting=True)
-    chosen, left_out = _affordable(wide, min(profile.seconds, _FOR_ROWS * plan.time.left()) * speed)
+    seconds = min(profile.seconds, _FOR_ROWS * plan.time.left())
+    chosen, left_out = _affordable(wide, seconds * speed)
+    ends = plan.time.until(plan.time.clock() + seconds)
     pairs = _pairs(target, plan, narrow, budget / 6)
-    return Affordable((DistributionLayer(chosen, 0), size), pairs, left_out)
+    return Affordable((DistributionLayer(chosen, 0), size), pairs, left_out, ends)
 
 
 def _pairs(target: SamplerTarget, plan: AuditPlan, narrow: AuditPlan, budget: float) -> tuple[DistributionLayer, int]:
@@ -252,11 +279,16 @@ def _speed(target: SamplerTarget, vocab_size: int, time: TimeBudget, counting: b
             keys = np.arange(draws, dtype=np.uint64), np.arange(draws)
             target.sample(logits, np.ones(draws, np.float32), *keys)
 
-    draw()  # the first call may compile something
-    while draws <= COUNTING_CALL:
+    def seconds() -> float:
         start = time.clock()
         draw()
-        took = max(time.clock() - start, 1e-7)
+        return max(time.clock() - start, 1e-7)
+
+    draw()  # the first call may compile something
+    while draws <= COUNTING_CALL:
+        took = seconds()
+        if took > _PROBE_SECONDS and not time.over():
+            took = min(took, seconds())  # and so may the first one of a size, which must not end the search
         best = max(best, draws / took)
         if took > _PROBE_SECONDS or time.over():
             break

@@ -81,12 +81,13 @@ def test_a_slow_sampler_that_shows_its_bits_gets_narrow_rows():
     chosen = AffordableDistribution(profile_of("pr", 1e-6)).chosen(CleanSampler(), plan)
     assert chosen.rows[1] == chosen.pairs[1] == NARROW
     assert chosen.left_out
-    few = dataclasses.replace(chosen, rows=(DistributionLayer((), 0), NARROW), left_out=(), pairs=_NO_PAIRS)
-    result = few.run(CleanSampler(), AuditPlan(SMALL, 0), Silent())
+    few = dataclasses.replace(chosen, rows=_NOTHING, left_out=(), pairs=_NOTHING)
+    plan = AuditPlan(SMALL, 0)
+    result = few.told(few.run(CleanSampler(), plan, Silent()), plan)
     assert result.could_have_missed[0].startswith("what shows only in rows of more than 500 tokens")
 
 
-_NO_PAIRS = (DistributionLayer((), 0), NARROW)
+_NOTHING = (DistributionLayer((), 0), NARROW)
 
 
 def test_a_broken_contract_stops_the_rest():

@@ -41,6 +41,31 @@ class Timed:
         return timed
 
 
+class Compiling(Timed):
+    """Its first calls of each kind take long, as if a kernel were compiled for them; all others are quick.
+
+    A kind is what a compiler would specialise on: the method, the width of the rows, and the number of draws.
+    """
+
+    def __init__(self, sampler: object, clock: Clock, slow_calls: int, draw: float) -> None:
+        super().__init__(sampler, clock, 1e-4, draw)
+        self._slow_calls, self._calls = slow_calls, {}
+
+    def __getattr__(self, name):
+        found = super().__getattr__(name)
+        if name not in ("sample", "count"):
+            return found
+
+        def compiled(logits, *arguments):
+            last = arguments[-1]
+            kind = name, logits.shape[-1], last if isinstance(last, int) else len(last)
+            self._calls[kind] = self._calls.get(kind, 0) + 1
+            self._clock.spend(0.2 * (self._calls[kind] <= self._slow_calls))
+            return found(logits, *arguments)
+
+        return compiled
+
+
 def timed(sampler, call=1e-3, draw=1e-3):
     clock = Clock()
     return Timed(sampler, clock, call, draw), clock
