@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -13,6 +14,8 @@ from .phases import Phase, phase
 from .sampling.logprobs import LogprobReport
 from .sampling.prompt_logprobs import PromptReport
 from .sampling.sampler import SamplerOutput
+
+Value = TypeVar("Value", int, float)
 
 
 class AsyncOutput:
@@ -73,8 +76,8 @@ class AsyncOutput:
         results, logprobs = self._copies[0].tolist(), self._copies[1].tolist()
         tokens = results[0]
         return StepOutput(
-            token_ids={name: tuple(tokens[begin:end]) for name, (begin, end) in rows.items()},
-            logprobs={name: tuple(logprobs[begin:end]) for name, (begin, end) in rows.items()},
+            token_ids=_parts(tokens, rows),
+            logprobs=_parts(logprobs, rows),
             top_logprobs=self._top_logprobs(rows),
             prompt_logprobs={report.request_id: report.entries() for report in self._prompts},
             faults=_faults(rows, *results[1:]),
@@ -113,6 +116,13 @@ class EmptyOutput:
     def result(self) -> StepOutput:
         """Nothing was drawn."""
         return StepOutput({}, {})
+
+
+def _parts(values: list[Value], rows: dict[str, tuple[int, int]]) -> dict[str, tuple[Value, ...]]:
+    """What belongs to each request; nearly always it is one value."""
+    return {
+        name: (values[begin],) if end - begin == 1 else tuple(values[begin:end]) for name, (begin, end) in rows.items()
+    }
 
 
 def _faults(

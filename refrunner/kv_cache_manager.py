@@ -84,6 +84,7 @@ class KVCacheManager:
     Attributes:
         pool: the blocks.
         stats: of the prefix cache.
+        follows_progress: whether ``advance`` does anything.
     """
 
     def __init__(self, config: RunnerConfig, windows: Sequence[int] = (FULL_ATTENTION,)) -> None:
@@ -94,6 +95,7 @@ class KVCacheManager:
         self._windows = tuple(windows)
         self._nothing: Groups = tuple(() for _ in windows)
         self._forgets = any(window != FULL_ATTENTION for window in windows)
+        self.follows_progress = self._caching or self._forgets
         self._copies: list[tuple[int, int]] = []
 
     @property

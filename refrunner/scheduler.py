@@ -244,7 +244,8 @@ class Scheduler:
 
     def _schedule_running(self, request: TrackedRequest, decision: _Decision) -> None:
         """Schedule one running request if it can advance, with drafts if it decodes."""
-        self._blocks.advance(request.blocks, request.token_ids, request.num_certain_told)
+        if self._blocks.follows_progress:
+            self._blocks.advance(request.blocks, request.token_ids, request.num_certain_told)
         known = request.num_tokens
         count = min(decision.budget, known - request.num_computed)
         if count <= 0 or self._has_all_draws(request, known) or _waits_for_its_tokens(request):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
 from .api import NewRequest, SamplingParams, Step, whole_number
 from .errors import RequestError, StepError, shown
+
+LARGEST = 2**63 - 1
 
 
 def plain_step(step: object) -> Step:
@@ -86,7 +88,7 @@ def _mapping(value: object, place: str) -> dict[str, Any]:
 
 def _counts(value: object, place: str) -> dict[str, int]:
     counts = _mapping(value, place)
-    if all(map(_is_plain, counts.values())):
+    if _are_plain(counts.values()):
         return counts
     return {name: _whole(count, f"{place}[{shown(name)}]") for name, count in counts.items()}
 
@@ -125,15 +127,18 @@ def _sequence(value: object, place: str) -> Sequence[Any]:
 
 def _whole_numbers(values: object, place: str, name: str | None = None) -> tuple[int, ...]:
     """The numbers of a sequence; ``name`` says whose they are."""
-    if type(values) is tuple and all(map(_is_plain, values)):
+    if type(values) is tuple and _are_plain(values):
         return values
     place = place if name is None else f"{place}[{shown(name)}]"
     return tuple(_whole(value, place) for value in _sequence(values, place))
 
 
-def _is_plain(value: object) -> TypeGuard[int]:
-    """Whether nothing is to be done for a whole number: it is one of Python's own, and fits into 64 bits."""
-    return type(value) is int and value.bit_length() <= 63
+def _are_plain(values: Collection[object]) -> bool:
+    """Whether nothing is to be done for whole numbers: they are Python's own, and fit into 64 bits."""
+    if not set(map(type, values)) <= {int}:
+        return False
+    numbers = cast(Collection[int], values)
+    return not numbers or (min(numbers) >= -LARGEST - 1 and max(numbers) <= LARGEST)
 
 
 def _whole(value: object, place: str) -> int:
