@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from mrv2.checks import triton_cpu
 from mrv2.checks.errors import CheckError
 from mrv2.checks.findings import JSON, Finding
+from mrv2.checks.libraries import portable
 from mrv2.checks.report.identity import identity
 from mrv2.checks.sync.settings import Settings
 from mrv2.checks.sync.virtual import install
@@ -130,7 +131,7 @@ def _run(target: RunnerTarget, script: Script) -> CaseOutcome:
     if script.schedule is None:
         with triton_cpu.enabled() as session:
             program()
-        return outcome_of(program, tuple(session.findings))
+        return outcome_of(program, tuple(map(portable, session.findings)))
     versions = HostVersions()
     with Watch(own_settings(target) or Settings()) as watch:
         run = run_program(program, script.schedule, hooks=(install(watch), versions.install))

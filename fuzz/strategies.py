@@ -200,7 +200,7 @@ def _values(vocab_size: int) -> dict[str, Sequence[Any]]:
         "top_k": (5, 1, 50),
         "top_p": (0.9, 0.3),
         "min_p": (0.02, 0.2),
-        "repetition_penalty": (1.3, 0.7),
+        "repetition_penalty": (1.3, 0.7, 3.0),
         "frequency_penalty": (0.7, -0.5),
         "presence_penalty": (1.1, -0.9),
         "logit_bias": (((1, 4.0),), ((1, -8.0), (7, 3.0))),

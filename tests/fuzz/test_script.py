@@ -1,12 +1,19 @@
 """Scripts: written, read back, printed as code, and driven event by event."""
 
 import json
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mrv2.checks import triton_cpu
 from mrv2.checks.errors import CheckError
+from mrv2.checks.findings import Finding, Site, Soundness, Verdict
+from mrv2.checks.report.identity import identity
 from mrv2.checks.virtual.schedules import Decision, Schedule
 from mrv2.fuzz.case import Refused, model_facts, run_case
 from mrv2.fuzz.paste import as_test
@@ -25,9 +32,11 @@ from mrv2.fuzz.script import (
 from mrv2.fuzz.script_driver import ScriptDriver
 from mrv2.fuzz.strategies import GRAMMAR_CHOICES, STOP, arrivals, schedules, settings_of
 from mrv2.fuzz.targets.reference import ReferenceTarget
+from mrv2.refrunner import scheduler
 from mrv2.refrunner.api import Grammar, SamplingParams
 
 TARGET = ReferenceTarget()
+SCHEDULER = "refrunner/scheduler.py"
 SETTINGS = {
     "max_num_reqs": 2,
     "max_num_batched_tokens": 8,
@@ -171,6 +180,22 @@ def test_drafts_and_grammars_change_nothing(speculation, virtual):
     assert outcome.counts["drafts"] > outcome.counts["drafts rejected"]
     assert outcome.counts["refused requests"] == 0
     assert b"north " in bytes(outcome.results["r0"].token_ids)
+
+
+def test_a_fault_in_a_kernel_has_the_same_signature_on_every_machine(monkeypatch):
+    where = Site(scheduler.__file__, 7, "kernel")
+    finding = Finding("MRV211", Verdict.VIOLATION, Soundness.SOUND, "one program writes what another reads", (where,))
+    enabled = triton_cpu.enabled
+
+    @contextmanager
+    def with_a_finding():
+        with enabled() as session:
+            yield SimpleNamespace(findings=[*session.findings, finding])
+
+    monkeypatch.setattr("mrv2.fuzz.case.triton_cpu.enabled", with_a_finding)
+    (failure,) = run_case(TARGET, Script((Arrive((1,), SamplingParams(max_tokens=1)),), SETTINGS)).failures
+    assert failure.signature == f"MRV211 {identity(replace(finding, where=(replace(where, file=SCHEDULER),)))}"
+    assert f" {SCHEDULER}:7 (kernel)" in failure.text and str(Path(scheduler.__file__).parent) not in failure.text
 
 
 def test_rare_states_are_counted():
