@@ -11,10 +11,12 @@ see `sampling_speed`.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -96,6 +98,16 @@ def torch_all(logits: Tensor) -> Tensor:
     probability = (values / TEMPERATURE).softmax(1)
     probability = probability.masked_fill(probability < MIN_P * probability[:, :1], 0.0)
     return ids.gather(1, _nucleus(probability / probability.sum(1, keepdim=True)).multinomial(1))[:, 0]
+
+
+def torch_likeliest(columns: int, logits: Tensor) -> Tensor:
+    """The largest logits of each row, [N, columns]."""
+    return logits.topk(columns).values
+
+
+def torch_report(columns: int, logits: Tensor) -> Tensor:
+    """The largest log-probabilities of each row, [N, columns]."""
+    return logits.log_softmax(1).topk(columns).values
 
 
 def _nucleus(probability: Tensor) -> Tensor:
@@ -186,8 +198,9 @@ def filter_lines(tensors: list[Tensor], measure: Measure) -> list[dict[str, JSON
         measure: gives the time of one of some calls.
     """
     lines: list[dict[str, JSON]] = []
+    count, vocab_size = tensors[0].shape
     for name, case in CASES.items():
-        batch = Batch(case, *tensors[0].shape, str(tensors[0].device))
+        batch = Batch(case, count, vocab_size, str(tensors[0].device))
         draws: list[Callable[[], object]] = [lambda x=x, batch=batch: batch.sample(x) for x in tensors]  # type: ignore[misc]
         line: dict[str, JSON] = {"filters": name, "drawn": measure(draws)}
         with ExitStack() as without:
@@ -229,10 +242,8 @@ def report_lines(tensors: list[Tensor], measure: Measure) -> list[dict[str, JSON
         line: dict[str, JSON] = {"likeliest": columns, "reported": measure(reports)}
         with mock.patch.object(logprobs, "report_top", mock.MagicMock()):
             line["select_top"] = measure(reports)
-        line["torch topk"] = by_torch(lambda x, k=columns: x.topk(k).values, tensors, measure)  # type: ignore[misc]
-        line["torch log_softmax, topk"] = by_torch(
-            lambda x, k=columns: x.log_softmax(1).topk(k).values, tensors, measure
-        )  # type: ignore[misc]
+        line["torch topk"] = by_torch(partial(torch_likeliest, columns), tensors, measure)
+        line["torch log_softmax, topk"] = by_torch(partial(torch_report, columns), tensors, measure)
         lines.append(line)
     return lines
 
@@ -274,7 +285,7 @@ def kept_rightly(processed: Processed, settings: Mapping[str, Any]) -> Tensor:
     logits = processed.logits
     lowest = torch.full_like(logits[:, :1], float("-inf"))
     if "min_p" in settings:
-        lowest = logits.amax(1, keepdim=True) + float(np.float32(np.log(np.float32(settings["min_p"]))))
+        lowest = logits.amax(1, keepdim=True) + float(np.float32(math.log(np.float32(settings["min_p"]))))
     if "top_k" in settings:
         lowest = torch.maximum(lowest, logits.topk(settings["top_k"]).values[:, -1:])
     allowed, kept = logits >= lowest, logits >= _as_logits(processed.thresholds)[:, None]
@@ -287,7 +298,8 @@ def kept_rightly(processed: Processed, settings: Mapping[str, Any]) -> Tensor:
     spread = -torch.where(kept, below, 0.0).amin(1).clamp(min=-30.0)  # beyond it a weight is below 2**-40
     error = 2 * (2.0**-21 + 2.0**-23 * spread + logits.shape[1] * 2.0**-40) * weight.sum(1)
     fewer = (weight * (logits > last)).sum(1)
-    return (kept <= allowed).all(1) & (mass >= needed - error) & (fewer < needed + error)
+    enough: Tensor = (kept <= allowed).all(1) & (mass >= needed - error) & (fewer < needed + error)
+    return enough
 
 
 def _as_logits(thresholds: Tensor) -> Tensor:
