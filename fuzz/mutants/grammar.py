@@ -44,15 +44,15 @@ MASKS = (
     Mutation(
         "mask_of_the_first_draft_for_all",
         "grammar/compiler.py",
-        "            self._state.consume_token(drafts[place])\n",
+        "            ahead.consume_token(drafts[place])\n",
         "",
         "every draft is judged by the mask of the first one",
     ),
     Mutation(
         "drafts_not_rolled_back",
         "grammar/compiler.py",
-        "        self._state.rollback(fitting)\n",
-        "",
+        "        ahead = self._state.deep_copy()\n",
+        "        ahead = self._state\n",
         "a matcher stays behind the drafts, whether or not they are accepted",
     ),
     Mutation(

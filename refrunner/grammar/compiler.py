@@ -20,6 +20,8 @@ from .spec import Grammar
 #: Compiled grammars that are kept; a request that asks for one of them again starts at once.
 MOST_COMPILED = 64
 _BITS = 32
+#: What the library says by a name of its own.
+_IN_WORDS = {"NoExtensionBias": "no token can be the first one of a text"}
 
 
 class GrammarCompiler:
@@ -85,7 +87,7 @@ class GrammarCompiler:
         first = matcher.deep_copy()
         first.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if first.is_error() or not words.any():
-            raise _unreadable(grammar, first.get_error() or "no token can be the first one of a text")
+            raise _unreadable(grammar, first.get_error() or "NoExtensionBias")
         return matcher
 
 
@@ -113,15 +115,22 @@ class Matcher:
         return fitting
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Move on by tokens that fit."""
-        assert not tokens or self._state.consume_tokens(list(tokens)), "fitting() comes before advance()"
+        """Move on by tokens that fit.
+
+        The library may give up on them all the same: it also reads on where the text has no choice, and a grammar
+        whose texts have no end takes it to its limits there. Nothing is allowed from then on, and the request ends.
+        """
+        if tokens:
+            consumed = self._state.consume_tokens(list(tokens))
+            assert consumed or self._state.is_error(), "fitting() comes before advance()"
         self.num_tokens += len(tokens)
 
     def write_masks(self, drafts: Sequence[int], out: NDArray[np.uint32]) -> str | None:
         """Write which tokens may follow, and which may follow each draft; the state stays.
 
         A draft that does not fit is never accepted, and one that stops is the last token; what follows them is not
-        asked for, and everything is allowed there.
+        asked for, and everything is allowed there. Drafts are walked through in a copy of the state: the library gives
+        up for good, and behind a draft that is rejected that would be the end of a text that goes on.
 
         Args:
             drafts: k tokens that are assumed to follow.
@@ -130,20 +139,19 @@ class Matcher:
         Returns:
             why the library gave up, if it did; nothing is allowed then.
         """
-        fitting = self.fitting(drafts)
-        error = self._write_mask(out[0])
+        error = self._write_mask(self._state, out[0])
+        fitting, ahead = self.fitting(drafts), self._state.deep_copy()
         for place in range(fitting):
-            self._state.consume_token(drafts[place])
-            error = self._write_mask(out[place + 1]) or error
-        self._state.rollback(fitting)
+            ahead.consume_token(drafts[place])
+            error = self._write_mask(ahead, out[place + 1]) or error
         out[fitting + 1 :] = ~np.uint32(0)
         return error
 
-    def _write_mask(self, out: NDArray[np.uint32]) -> str | None:
-        self._state.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
-        if self._state.is_error():
+    def _write_mask(self, state: Any, out: NDArray[np.uint32]) -> str | None:
+        state.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+        if state.is_error():
             out[:] = 0  # the library would allow its end, and the text would look complete
-            return _first_part(self._state.get_error())
+            return _first_part(state.get_error())
         word, bit = self._end
         complete = int(self._words[word]) >> bit & 1
         out[:] = self._words[: len(out)] & ~self._stop_bits
@@ -165,4 +173,5 @@ def _unreadable(grammar: Grammar, reason: str) -> RequestError:
 
 def _first_part(reason: str) -> str:
     """What an error of the library says, in one line and without the state that it shows behind it."""
-    return " ".join(reason.partition("<state>")[0].split())[:200]
+    said = " ".join(reason.partition("<state>")[0].split())[:200]
+    return _IN_WORDS.get(said, said)

@@ -43,6 +43,6 @@ def dead_end(request_id: str) -> RequestError:
         f"request {request_id!r}",
         "after its output so far its grammar, together with its other parameters, allows no token of the vocabulary",
         "every further token would break the grammar, and a draw from nothing is always token 0",
-        "a grammar whose texts can be written with this vocabulary, and no stop tokens, min_tokens, bad_words or "
-        "allowed_token_ids that contradict it",
+        "a grammar whose texts have an end and can be written with this vocabulary, and no stop tokens, min_tokens, "
+        "bad_words or allowed_token_ids that contradict it",
     )

@@ -138,7 +138,8 @@ def judge_drafts(
         draft_ptr = draft_logits_ptr + (row * DRAFTS + offset) * vocab_size
         target_top = tl.full([], float("-inf"), tl.float32)
         draft_top = tl.full([], float("-inf"), tl.float32)
-        of_draft = tl.full([], 0.0, tl.float32)
+        target_of = tl.full([], 0.0, tl.float32)
+        draft_of = tl.full([], 0.0, tl.float32)
         for first_token in range(0, vocab_size, BLOCK):
             token = first_token + tl.arange(0, BLOCK)
             inside = token < vocab_size
@@ -156,10 +157,13 @@ def judge_drafts(
             kept = tl.where(larger == float("-inf"), 0.0, larger)
             draft_sum = draft_sum * tl.exp(draft_top - kept) + tl.sum(tl.exp(q - kept), 0)
             draft_top = larger
-            of_draft += tl.sum(tl.where(token == draft, p - q, 0.0), 0)
+            target_of += tl.sum(tl.where(token == draft, p, 0.0), 0)
+            draft_of += tl.sum(tl.where(token == draft, q, 0.0), 0)
         target_sum = target_top + tl.log(target_sum)
         draft_sum = draft_top + tl.log(draft_sum)
-        ratio = tl.exp(of_draft - target_sum + draft_sum)
+        ratio = tl.exp((target_of - target_sum) - (draft_of - draft_sum))
+        # No number if every token is forbidden, or a model's logits are not finite: such a draft is not accepted.
+        ratio = tl.where(ratio == ratio, ratio, 0.0)
     tl.store(judged_ptr + index, ratio)
     tl.store(judged_ptr + count + index, target_sum)
     tl.store(judged_ptr + 2 * count + index, draft_sum)

@@ -39,9 +39,9 @@ def bits(words, size=VOCAB_SIZE):
     return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")[:size]).tolist()
 
 
-def masks(matcher, drafts=(), size=VOCAB_SIZE):
+def masks(matcher, drafts=(), size=VOCAB_SIZE, gives_up=False):
     out = np.zeros((1 + len(drafts), mask_words(size)), dtype=np.uint32)
-    assert matcher.write_masks(drafts, out) is None
+    assert (matcher.write_masks(drafts, out) is not None) == gives_up
     return [bits(row, 32 * mask_words(size)) for row in out]
 
 
@@ -204,6 +204,38 @@ def test_schemas_are_repeatable_and_of_many_kinds():
     kinds = {key for schema in schemas for key in (schema.get("type"), *schema)}
     assert {"object", "array", "integer", "string", "boolean", "enum", "const", "anyOf", "pattern"} <= kinds
     assert schema_grammar(schemas[0]).kind == "json_schema"
+
+
+# Texts without an end: the library reads on where there is no choice, until it reaches a limit of its own
+
+ENDLESS = {
+    "rule": (Grammar("ebnf", 'root ::= "a" root'), b"a"),
+    "part": (Grammar("ebnf", 'root ::= "c" | "a" tail\ntail ::= "b" tail'), b"ab"),
+    "schema": (
+        schema_grammar(
+            {"properties": {"a": {"$ref": "#"}}, "required": ["a"], "type": "object", "additionalProperties": False}
+        ),
+        b"{",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENDLESS)
+def test_nothing_is_allowed_behind_a_text_that_the_library_gives_up_on(compiler, case):
+    grammar, text = ENDLESS[case]
+    matcher = compiler.compile(params(grammar))
+    for token in text:
+        assert token in masks(matcher)[0] and matcher.fitting([token]) == 1
+        matcher.advance([token])
+    assert masks(matcher, gives_up=True) == [[]]
+
+
+def test_a_draft_that_the_library_gives_up_on_costs_nothing_if_it_is_rejected(compiler):
+    grammar = Grammar("ebnf", 'root ::= "a" (tail | "d")\ntail ::= "b" more\nmore ::= "b" more')
+    matcher = compiler.compile(params(grammar))
+    assert masks(matcher, list(b"abb"), gives_up=True) == [[ord("a")], [ord("b"), ord("d")], [ord("b")], []]
+    matcher.advance(list(b"ad"))
+    assert masks(matcher) == [[STOP]]
 
 
 # The step

@@ -52,3 +52,17 @@ def test_an_engine_without_grammars_refuses_them():
 def test_grammars_need_a_tokenizer(checkpoint):
     with pytest.raises(ConfigurationError, match="without a tokenizer"):
         LLM(checkpoint, RunnerConfig(grammars=True))
+
+
+@pytest.mark.parametrize("settings", [{}, {"speculation": "ngram", "num_drafts": 3}], ids=["plain", "drafts"])
+def test_a_text_without_an_end_ends_its_own_request_alone(settings):
+    endless = SamplingParams(
+        grammar=Grammar("ebnf", 'root ::= "a" | "b" tail\ntail ::= "ab" tail'),
+        stop_token_ids=STOP,
+        logit_bias=((ord("b"), 90.0),),
+    )
+    with triton_cpu.enabled(), LLM.from_model("tiny", max_model_len=64, grammars=True, **settings) as llm:
+        broken, whole = llm.generate(["babab", "x"], [endless, word("[a-c]{3}")])
+        assert llm.generate(["x"], word("[a-c]{3}"))[0].token_ids == whole.token_ids
+    assert (broken.text, broken.finish_reason, whole.finish_reason) == ("ba", "error", "stop")
+    assert "have an end" in broken.error.remedy

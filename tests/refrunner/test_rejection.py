@@ -165,3 +165,23 @@ def test_interpreted_kernels_decide_the_same(verification):
         compiled = ReferenceSpeculation(verification).speculate(*asked)
     assert interpreted.drafts.tolist() == compiled.drafts.tolist()
     assert interpreted.emitted.tolist() == compiled.emitted.tolist()
+
+
+@pytest.mark.parametrize("verification", ["token", "block"])
+def test_no_draft_is_accepted_where_every_token_is_forbidden(verification):
+    """Without drafts the token is id 0 there; the ratio of the two models is no number."""
+    target, draft = (np.zeros((rows, 5), np.float32) for rows in (4, 3))
+    target[1:] = -np.inf
+    drawn = draws(target, draft, 400, verification=verification)
+    lengths = (drawn.emitted >= 0).sum(axis=1)
+    assert set(lengths.tolist()) <= {1, 2} and (lengths == 2).sum() > 100
+    assert set(drawn.emitted[lengths == 2, 1].tolist()) == {0}
+
+
+@pytest.mark.parametrize("verification", ["token", "block"])
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_a_draft_model_without_proper_logits_changes_nothing(verification, broken):
+    target, draft = reversed_draft(3, 3)
+    draft[1] = broken
+    drawn, p = draws(target, draft, verification=verification), softmax(target)
+    assert sequence_p_value(drawn, p) > FALSE_ALARM
