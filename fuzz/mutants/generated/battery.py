@@ -54,7 +54,6 @@ class Drive:
         steps: that it made.
         streams: that it used, the default stream included.
         records: of the happens-before check, if they were asked for.
-        pinned: bytes of pinned memory that were alive at once at most, as far as records tell.
     """
 
     findings: tuple[Finding, ...]
@@ -65,7 +64,8 @@ class Drive:
     records: tuple[Record, ...] = field(default=(), repr=False)
 
     @functools.cached_property
-    def pinned(self) -> int:  # noqa: D102 - see the class
+    def pinned(self) -> int:
+        """Bytes of pinned memory that were alive at once at most, as far as records tell."""
         blocks = {
             one.block: one.size for one in self.records if isinstance(one, Allocates) and one.space is Space.PINNED
         }
