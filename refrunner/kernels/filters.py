@@ -1,8 +1,9 @@
 """Min-p, top-k and top-p as one threshold a row, exact and without a sort.
 
 Each filter keeps the largest logits, so each is a threshold, and the strictest of the three holds. Logits are compared
-as integers (`ordered`), whose bits a bisection fixes one by one, from the top: 32 counts of the row find the k-th
-largest logit, and 32 sums find where the probability above it reaches p.
+as integers (`ordered`), whose bits a bisection fixes one by one, from the top: 32 sums over the row find where the
+probability above a logit reaches p. The k-th largest logit is at least the k-th largest of the lanes' own largest
+ones, and mostly is that one, since few of the k share a lane; from there it is a step or two up (`kth_largest`).
 
 For top-p, the weight exp(x - max) of each token is cut to a whole number of 2**-40. Sums of whole numbers are exact
 and have no order, so the threshold depends neither on the size of a block nor on the device's way of adding. Against
@@ -29,6 +30,8 @@ from .logits_processing import (
 
 LOWEST = tl.constexpr(-2147483648)
 _FIXED_POINT = tl.constexpr(1099511627776.0)  # 2**40
+_STEPS = tl.constexpr(4)
+_ABOVE_ALL = tl.constexpr(2147483648)
 
 
 @kernel
@@ -41,8 +44,8 @@ def ordered(x) -> tl.tensor:
 
 
 @kernel
-def mass_from(logits_ptr, size, threshold, floor, largest, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
-    """Number, or weight in fixed point, of the logits of a row whose integers reach both threshold and floor: int64."""
+def mass_from(logits_ptr, size, threshold, floor, largest, BLOCK: tl.constexpr) -> tl.tensor:
+    """Weight in fixed point of the logits of a row whose integers reach both threshold and floor: int64."""
     mass = tl.full([], 0, tl.int64)
     for start in range(0, size, BLOCK):
         token = start + tl.arange(0, BLOCK)
@@ -50,25 +53,78 @@ def mass_from(logits_ptr, size, threshold, floor, largest, WEIGHTED: tl.constexp
         logit = tl.where(logit == logit, logit, float("-inf"))
         key = ordered(logit).to(tl.int64)
         counted = (token < size) & (key >= threshold) & (key >= floor)
-        weight = tl.full([BLOCK], 1, tl.int64)
-        if WEIGHTED:
-            share = tl.where(logit == largest, 1.0, tl.exp(logit - largest))
-            weight = (tl.where(counted, share, 0.0) * _FIXED_POINT).to(tl.int64)
-        mass += tl.sum(tl.where(counted, weight, 0), 0)
+        share = tl.where(logit == largest, 1.0, tl.exp(logit - largest))
+        mass += tl.sum((tl.where(counted, share, 0.0) * _FIXED_POINT).to(tl.int64), 0)
     return mass
 
 
 @kernel
-def threshold_of_mass(
-    logits_ptr, size, floor, largest, target, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr
-) -> tl.tensor:
+def threshold_of_mass(logits_ptr, size, floor, largest, target, BLOCK: tl.constexpr) -> tl.tensor:
     """Largest integer such that the logits from it on weigh ``target`` or more; the lowest one if none do: int64."""
     threshold = tl.full([], LOWEST, tl.int64)
     for bit in range(32):
         candidate = threshold + (tl.full([], 1, tl.int64) << (31 - bit))
-        mass = mass_from(logits_ptr, size, candidate, floor, largest, WEIGHTED, BLOCK)
+        mass = mass_from(logits_ptr, size, candidate, floor, largest, BLOCK)
         threshold = tl.where(mass >= target, candidate, threshold)
     return threshold
+
+
+@kernel
+def keys_of(logits_ptr, start, size, floor, BLOCK: tl.constexpr) -> tl.tensor:
+    """Integers of a block of a row, the lowest one outside it; a logit below ``floor`` counts as minus infinity."""
+    token = start + tl.arange(0, BLOCK)
+    logit = tl.load(logits_ptr + token, mask=token < size, other=float("-inf"))
+    key = ordered(tl.where(ordered(logit) >= floor, logit, float("-inf")))
+    return tl.where(token < size, key, LOWEST)
+
+
+@kernel
+def kth_of_lanes(logits_ptr, size, floor, count, BLOCK: tl.constexpr) -> tl.tensor:
+    """The ``count``-th largest of the lanes' largest integers; the lowest one if there are fewer: int64."""
+    top = tl.full([BLOCK], LOWEST, tl.int32)
+    for start in range(0, size, BLOCK):
+        top = tl.maximum(top, keys_of(logits_ptr, start, size, floor, BLOCK))
+    kth = tl.full([], LOWEST, tl.int64)
+    for bit in range(32):
+        candidate = kth + (tl.full([], 1, tl.int64) << (31 - bit))
+        reaching = tl.sum((top.to(tl.int64) >= candidate).to(tl.int32), 0)
+        kth = tl.where(reaching >= count, candidate, kth)
+    return kth
+
+
+@kernel
+def next_above(logits_ptr, size, floor, key, BLOCK: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """How many integers of a row are above ``key``, int32, and the smallest of them, int64."""
+    number = tl.full([], 0, tl.int32)
+    smallest = tl.full([], _ABOVE_ALL, tl.int64)
+    for start in range(0, size, BLOCK):
+        other = keys_of(logits_ptr, start, size, floor, BLOCK).to(tl.int64)
+        number += tl.sum((other > key).to(tl.int32), 0)
+        smallest = tl.minimum(smallest, tl.min(tl.where(other > key, other, _ABOVE_ALL), 0))
+    return number, smallest
+
+
+@kernel
+def kth_largest(logits_ptr, size, floor, count, BLOCK: tl.constexpr) -> tl.tensor:
+    """Largest integer that ``count`` or more logits of a row reach; the lowest one if there are fewer: int64.
+
+    A logit below ``floor``, an integer too, is minus infinity. The search begins at an integer that enough logits
+    reach, and goes up while enough are above; where that takes long, as when ``count`` is more than the lanes, a
+    bisection of the whole row finds the same.
+    """
+    kth = kth_of_lanes(logits_ptr, size, floor, count, BLOCK)
+    number, above = next_above(logits_ptr, size, floor, kth, BLOCK)
+    for _step in range(_STEPS):
+        if (number >= count) & (number > 0):
+            kth = above
+            number, above = next_above(logits_ptr, size, floor, kth, BLOCK)
+    if (number >= count) & (number > 0):
+        kth = tl.full([], LOWEST, tl.int64)
+        for bit in range(32):
+            candidate = kth + (tl.full([], 1, tl.int64) << (31 - bit))
+            number, above = next_above(logits_ptr, size, floor, candidate - 1, BLOCK)
+            kth = tl.where(number >= count, candidate, kth)
+    return kth
 
 
 @kernel
@@ -103,15 +159,15 @@ def find_thresholds(
         if (stages & MIN_P) != 0:
             threshold = ordered(largest + tl.load(reals_ptr + row * REALS + LOG_MIN_P)).to(tl.int64)
         if (stages & TOP_K) != 0:
-            count = tl.load(numbers_ptr + row * NUMBERS + COLUMN_TOP_K).to(tl.int64)
-            kept = threshold_of_mass(logits_ptr, vocab_size, threshold, largest, count, False, BLOCK)
-            threshold = tl.maximum(threshold, kept)
+            # Of the k-th of all, and that of what min-p left, the larger one with min-p's is the same.
+            count = tl.load(numbers_ptr + row * NUMBERS + COLUMN_TOP_K)
+            threshold = tl.maximum(threshold, kth_largest(logits_ptr, vocab_size, LOWEST, count, BLOCK))
         if (stages & TOP_P) != 0:
-            total = mass_from(logits_ptr, vocab_size, threshold, threshold, largest, True, BLOCK)
+            total = mass_from(logits_ptr, vocab_size, threshold, threshold, largest, BLOCK)
             share = tl.load(reals_ptr + row * REALS + COLUMN_TOP_P).to(tl.float64)
             target = tl.ceil(total.to(tl.float64) * share).to(tl.int64)
             # All of it is one more than there is: tokens whose weight is cut to nothing are kept too.
             target = tl.where(share < 1.0, tl.maximum(target, 1), total + 1)
-            kept = threshold_of_mass(logits_ptr, vocab_size, threshold, largest, target, True, BLOCK)
+            kept = threshold_of_mass(logits_ptr, vocab_size, threshold, largest, target, BLOCK)
             threshold = tl.maximum(threshold, kept)
     tl.store(threshold_ptr + index, threshold.to(tl.int32))

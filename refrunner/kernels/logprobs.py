@@ -11,7 +11,7 @@ before whom.
 
 import triton.language as tl
 
-from .filters import LOWEST, ordered
+from .filters import kth_largest, ordered
 from .launch import kernel
 
 _COLUMNS = tl.constexpr(64)  # entries that are sorted in one turn
@@ -61,10 +61,7 @@ def select_top(
     own = tl.load(tokens_ptr + index) + tl.arange(0, 1)
     own_key = tl.max(ordered(reported_value(logits_ptr, own, own < vocab_size, threshold)), 0).to(tl.int64)
     tl.store(rank_ptr + index, 1 + number_from(logits_ptr, vocab_size, threshold, own_key + 1, BLOCK))
-    kth = tl.full([], LOWEST, tl.int64)
-    for bit in range(32):
-        candidate = kth + (tl.full([], 1, tl.int64) << (31 - bit))
-        kth = tl.where(number_from(logits_ptr, vocab_size, threshold, candidate, BLOCK) >= wanted, candidate, kth)
+    kth = kth_largest(logits_ptr, vocab_size, threshold, wanted, BLOCK)
     above_end = tl.full([], 0, tl.int32)
     equal_end = number_from(logits_ptr, vocab_size, threshold, kth + 1, BLOCK)
     for start in range(0, vocab_size, BLOCK):
