@@ -114,8 +114,7 @@ class LogitsFault:
         nan_count: logits that are NaN; they are treated as minus infinity.
         first_nan: lowest token id among them; None if there are none.
         exhausted: every token was minus infinity or forbidden; the token drawn is id 0.
-        index: which of the step's tokens of the request it was; the first that was drawn from nothing, or else the
-            first with NaN.
+        index: which of the step's tokens of the request it was.
     """
 
     nan_count: int
@@ -136,7 +135,7 @@ class StepOutput:
         top_logprobs: more of it, for requests that ask for ``logprobs``; same lengths.
         prompt_logprobs: of requests that ask for them, one entry for each token of the prompt, None for the first,
             with the request's first output.
-        faults: of requests whose logits had one.
+        faults: of requests whose logits had one; one for each token that was drawn from such logits, in order.
         drafts: tokens proposed for the next step of each request with a grammar; those of others stay on the device.
     """
 
@@ -144,7 +143,7 @@ class StepOutput:
     logprobs: Mapping[str, tuple[float, ...]]
     top_logprobs: Mapping[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     prompt_logprobs: Mapping[str, tuple[TokenLogprobs | None, ...]] = field(default_factory=dict)
-    faults: Mapping[str, LogitsFault] = field(default_factory=dict)
+    faults: Mapping[str, tuple[LogitsFault, ...]] = field(default_factory=dict)
     drafts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 

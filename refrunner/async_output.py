@@ -127,15 +127,18 @@ def _parts(values: list[Value], rows: dict[str, tuple[int, int]]) -> dict[str, t
 
 def _faults(
     rows: dict[str, tuple[int, int]], nan_counts: list[int], first_nans: list[int], exhausted: list[int]
-) -> dict[str, LogitsFault]:
-    faults: dict[str, LogitsFault] = {}
+) -> dict[str, tuple[LogitsFault, ...]]:
+    faults: dict[str, tuple[LogitsFault, ...]] = {}
     if not any(nan_counts) and not any(exhausted):
         return faults
     for name, (begin, end) in rows.items():
-        faulty = next((row for row in range(begin, end) if exhausted[row]), None)
-        if faulty is None:
-            faulty = next((row for row in range(begin, end) if nan_counts[row]), None)
-        if faulty is not None:
-            first_nan = first_nans[faulty] if nan_counts[faulty] else None
-            faults[name] = LogitsFault(nan_counts[faulty], first_nan, bool(exhausted[faulty]), faulty - begin)
+        of_request = tuple(
+            LogitsFault(
+                nan_counts[row], first_nans[row] if nan_counts[row] else None, bool(exhausted[row]), row - begin
+            )
+            for row in range(begin, end)
+            if nan_counts[row] or exhausted[row]
+        )
+        if of_request:
+            faults[name] = of_request
     return faults

@@ -82,15 +82,16 @@ class TrackedRequest:
             False if its grammar left nothing to draw from: what was drawn then is no token of its text.
         """
         name, tokens = self.request_id, output.token_ids[self.request_id]
-        count, fault = len(tokens), output.faults.get(name)
+        count, faults = len(tokens), output.faults.get(name, ())
         if self.sampling.stop_token_ids:
             stops = (index for index, token in enumerate(tokens) if token in self.sampling.stop_token_ids)
             count = next(stops, count - 1) + 1
-        stuck = self.sampling.grammar is not None and fault is not None and fault.exhausted and fault.index < count
-        if fault is not None and stuck:
-            count = fault.index
-        elif fault is not None and fault.index < count:
-            self.faults[len(self.token_ids) - self.prompt_len + fault.index] = fault
+        stuck = False
+        if faults and self.sampling.grammar is not None:
+            ends = next((fault.index for fault in faults if fault.exhausted), count)
+            stuck, count = ends < count, min(ends, count)
+        first = len(self.token_ids) - self.prompt_len
+        self.faults.update((first + fault.index, fault) for fault in faults if fault.index < count)
         self.token_ids.extend(tokens[:count])
         self.logprobs.extend(output.logprobs[name][:count])
         if output.top_logprobs:

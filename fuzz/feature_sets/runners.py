@@ -26,7 +26,7 @@ class RecordingRunner:
         self._runner = runner
         self.reports: dict[str, list[TokenLogprobs]] = {}
         self.prompts: dict[str, tuple[TokenLogprobs | None, ...]] = {}
-        self.faults: dict[str, LogitsFault] = {}
+        self.faults: dict[str, tuple[LogitsFault, ...]] = {}
         self._preempted: list[str] = []
 
     def execute(self, step: Step) -> Handle:

@@ -86,22 +86,31 @@ def check_shapes(config: LlamaConfig, shapes: Mapping[str, tuple[int, ...]]) -> 
     known = set()
     # Stops at the first missing name: a damaged layer count may promise two billion layers.
     for name, shape in expected_tensors(config):
-        if name not in shapes:
-            raise CheckpointError(
-                f"tensor {name!r}",
-                "it is missing from the weights",
-                "a model with a part left out still generates text, only wrong text",
-                "a complete checkpoint whose configuration belongs to its weights",
-            )
-        if tuple(shapes[name]) != shape:
-            raise CheckpointError(
-                f"tensor {name!r} of shape {list(shapes[name])}",
-                f"the configuration asks for shape {list(shape)}",
-                "weights and configuration belong to different models, or one of them is damaged",
-                "the configuration that was published with these weights",
-            )
+        check_tensor(name, shape, shapes)
         known.add(name)
     _check_nothing_else(shapes.keys() - known)
+
+
+def check_tensor(name: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Check that one tensor is there, with its shape.
+
+    Raises:
+        CheckpointError: it is missing, or of another shape; it is named.
+    """
+    if name not in shapes:
+        raise CheckpointError(
+            f"tensor {name!r}",
+            "it is missing from the weights",
+            "a model with a part left out still generates text, only wrong text",
+            "a complete checkpoint whose configuration belongs to its weights",
+        )
+    if tuple(shapes[name]) != shape:
+        raise CheckpointError(
+            f"tensor {name!r} of shape {list(shapes[name])}",
+            f"the configuration asks for shape {list(shape)}",
+            "weights and configuration belong to different models, or one of them is damaged",
+            "the configuration that was published with these weights",
+        )
 
 
 def _check_nothing_else(unexpected: set[str]) -> None:

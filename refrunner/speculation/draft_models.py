@@ -13,7 +13,7 @@ from torch.nn import functional
 from ..errors import ConfigurationError
 from ..models.config import LlamaConfig
 from ..models.llama import Attend, LlamaModel
-from ..models.weights import EMBEDDING, OUTPUT
+from ..models.weights import EMBEDDING, OUTPUT, check_tensor
 
 #: Projection [H, 2 H] of an embedding and a state of the target to the head's own input.
 FUSE = "fc.weight"
@@ -78,7 +78,12 @@ class EagleHead:
             target: the model whose states it continues.
             config: of the head.
             tensors: ``fc.weight``, ``model.layers.*`` and ``model.norm.weight``.
+
+        Raises:
+            CheckpointError: one of them is missing, or of another shape.
         """
+        width = config.hidden_size
+        check_tensor(FUSE, (width, 2 * width), {name: tuple(tensor.shape) for name, tensor in tensors.items()})
         shared = {EMBEDDING: target.embedding, OUTPUT: target.output}
         own = {name: tensor for name, tensor in tensors.items() if name != FUSE}
         untied = replace(config, tie_word_embeddings=False)

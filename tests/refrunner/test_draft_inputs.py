@@ -7,7 +7,11 @@ import pytest
 import torch
 
 from mrv2.checks import triton_cpu
+from mrv2.refrunner.errors import CheckpointError
 from mrv2.refrunner.kernels.drafting import keep_states, prepare_draft_inputs, states_before
+from mrv2.refrunner.models.checkpoint import load_checkpoint
+from mrv2.refrunner.models.llama import LlamaModel
+from mrv2.refrunner.speculation.draft_models import EagleHead
 
 WIDTH, BLOCK_SIZE, LENGTH, BLOCKS, ROWS = 5, 4, 40, 10, 9
 
@@ -131,3 +135,13 @@ def test_states_are_those_of_the_token_before(interpreted):
             assert out.tolist() == [[value] * WIDTH for value in expected], seed
             for row, computed in zip(case.rows, case.computed, strict=True):
                 assert kept[row].tolist() == [100.0 * row + computed - 1] * WIDTH
+
+
+@pytest.mark.parametrize("shape", [None, (64, 100), (128, 64)], ids=["none", "narrow", "turned"])
+def test_a_head_whose_own_projection_does_not_fit_is_refused_by_name(shape):
+    target, head = load_checkpoint("tiny"), load_checkpoint("tiny-eagle")
+    tensors = {name: tensor for name, tensor in head.tensors.items() if name != "fc.weight"}
+    tensors |= {} if shape is None else {"fc.weight": torch.zeros(shape)}
+    model = LlamaModel(target.config, target.tensors)
+    with pytest.raises(CheckpointError, match=r"tensor 'fc\.weight'"):
+        EagleHead(model, head.config, tensors, kernels=False)

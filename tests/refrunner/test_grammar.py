@@ -366,7 +366,7 @@ def test_drafts_that_arrive_after_a_preemption_are_those_of_a_lost_row():
 def test_a_draw_from_nothing_behind_a_draft_ends_the_request_and_keeps_the_draft():
     scheduler = drafting()
     scheduler.schedule()
-    scheduler.update(output((6, 0), faults={"a": LogitsFault(0, None, True, index=1)}))
+    scheduler.update(output((6, 0), faults={"a": (LogitsFault(0, None, True, index=1),)}))
     request = scheduler.requests["a"]
     assert (request.finish_reason, request.output_token_ids, request.faults) == ("error", (5, 6), {})
 

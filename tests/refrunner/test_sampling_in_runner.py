@@ -206,6 +206,6 @@ def test_a_model_that_is_not_a_number_is_reported(checkpoint):
         requests = (NewRequest("a", (1, 2), 2), NewRequest("b", (1,), 1, SamplingParams(allowed_token_ids=(90,))))
         step = Step(new=requests, scheduled={"a": 2, "b": 1}, new_blocks={"a": ((1,),), "b": ((2,),)})
         output = runner.execute(step).result()
-    assert output.faults == {"a": LogitsFault(2, 90, False), "b": LogitsFault(2, 90, True)}
+    assert output.faults == {"a": (LogitsFault(2, 90, False),), "b": (LogitsFault(2, 90, True),)}
     assert output.token_ids["a"][0] not in (90, 200) and output.token_ids["b"] == (0,)
     assert torch.tensor(output.logprobs["a"]).isnan().all()

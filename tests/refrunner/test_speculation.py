@@ -15,6 +15,7 @@ from mrv2.fuzz.targets.reference import ReferenceTarget
 from mrv2.fuzz.workload import Workload, WorkloadRequest
 from mrv2.refrunner.api import SamplingParams
 from mrv2.refrunner.kernels.speculation import propose_ngrams
+from mrv2.refrunner.llm import LLM
 
 from .speculation_cases import VOCAB, differences, drive, on_cpu, on_virtual_device, plain_results, workload
 
@@ -141,3 +142,18 @@ def test_n_grams_are_those_of_a_plain_search():
         wanted = plain_search(sequence, drafts, 4, length) if emitted[row] else []
         assert tokens[row, len(sequence) : len(sequence) + int(found[row])].tolist() == wanted
     assert 0 < int((found > 0).sum()) < rows
+
+
+@pytest.mark.parametrize("verification", ["equal", "block"])
+def test_every_token_drawn_from_nothing_is_reported(verification):
+    """Whichever of a step's tokens it is, and whatever was drafted for it: id 0 comes out, as without drafts."""
+    nothing = SamplingParams(temperature=0.9, seed=5, max_tokens=9, allowed_token_ids=(7,), bad_words=((7,),))
+    drafts = {"speculation": "draft", "draft_model": "tiny-draft", "verification": verification}
+    if verification == "equal":
+        drafts = {"speculation": "ngram"}
+    with triton_cpu.enabled(), LLM.from_model("tiny", max_model_len=32, **drafts) as llm:
+        (done,) = llm.generate([[1, 0, 0, 0]], nothing)
+        accepted = llm.speculation.accepted
+    assert done.token_ids == (0,) * 9
+    assert {index: fault.exhausted for index, fault in done.faults.items()} == dict.fromkeys(range(9), True)
+    assert (accepted > 0) == (verification == "equal")
