@@ -99,8 +99,10 @@ class EventStream:
                 if text.length <= LONGEST and text.more():
                     continue
                 if text.length > LONGEST or _is_damage(text.buffer, error):
-                    raise self._damaged(text, error) from None
+                    raise self._damaged(text, error.msg) from None
                 raise _Ended from None
+            except ValueError:
+                raise self._damaged(text, "a number in it has thousands of digits") from None
             except RecursionError:
                 raise self._no_trace("is nested too deeply") from None
             length = end - text.position
@@ -116,10 +118,10 @@ class EventStream:
             "a file of torch.profiler's export_chrome_trace, .json or .json.gz, or an Nsight Systems export (.sqlite)",
         )
 
-    def _damaged(self, text: _Text, error: JSONDecodeError) -> CheckError:
+    def _damaged(self, text: _Text, what: str) -> CheckError:
         return CheckError(
             f"trace {self._path}, event {self.count + 1}, character {text.consumed}",
-            f"it is no JSON: {error.msg}",
+            f"it is no JSON: {what}",
             "events behind a damaged one cannot be told from its content",
             "the file as the profiler wrote it",
         )

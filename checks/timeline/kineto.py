@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,9 @@ _KERNELS, _COPIES, _FILLS = {"kernel"}, {"gpu_memcpy", "memcpy"}, {"gpu_memset",
 _CALLS = {"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "runtime", "driver"}
 _RANGES, _FRAMES = {"user_annotation"}, {"cpu_op", "operator", "python_function"}
 _NANOSECONDS = 1000  # in the trace's unit, whatever its displayTimeUnit
+#: What is larger is no time, no size and no number of a call: profilers keep all of them in 64 bits.
+_LARGEST = 1 << 63
+_LONGEST = _LARGEST / _NANOSECONDS
 
 
 class KinetoSource:
@@ -61,7 +63,7 @@ class KinetoSource:
 
     def _record(self, event: Mapping[str, Any]) -> Record | None:
         start, length = _number(event.get("ts")), _number(event.get("dur"))
-        if not (isfinite(start) and isfinite(length)) or length < 0:
+        if not (abs(start) < _LONGEST and 0 <= length < _LONGEST):
             return None
         begin, name = round(start * _NANOSECONDS), str(event.get("name", ""))
         end, category = begin + round(length * _NANOSECONDS), str(event.get("cat", "")).lower()
@@ -106,4 +108,4 @@ def _number(value: object) -> float:
 
 
 def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 0
+    return value if isinstance(value, int) and abs(value) < _LARGEST else 0

@@ -91,8 +91,15 @@ def source_of(path: Path) -> Source:
     """What reads a file, by how it begins.
 
     Raises:
-        CheckError: there is no such file.
+        CheckError: there is no such file, or it cannot be read twice.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise CheckError(
+            f"trace {path}",
+            "it must be a file on a disk, and not a pipe or a device",
+            "a trace is not kept in memory but read twice, and a pipe gives what it has once",
+            "the file itself; .gz need not be unpacked",
+        )
     try:
         with path.open("rb") as file:
             begin = file.read(len(MAGIC))

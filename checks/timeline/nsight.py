@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ KERNELS, COPIES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"
 FILLS, CALLS = "CUPTI_ACTIVITY_KIND_MEMSET", "CUPTI_ACTIVITY_KIND_RUNTIME"
 GRAPHS, RANGES = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "NVTX_EVENTS"
 STRINGS, CHAINS = "StringIds", "CUDA_CALLCHAINS"
+MEMORY = "ENUM_CUDA_MEM_KIND"  # older exports have no such table
 #: Kinds of copies, and of memory where the export has no table that names them; both as the guide lists them.
 _WAYS = {1: DeviceKind.UPLOAD, 2: DeviceKind.DOWNLOAD}
 _PAGEABLE, _PINNED = 0, 1
 _WORK = ("start", "end", "deviceId", "streamId")
+#: Columns of text; all others that are read hold whole numbers.
+_TEXT = ("text", "value", "label")
 #: Ranges of NVTX: push and pop, start and end.
 _RANGE_TYPES = (59, 60)
 #: A global thread id holds the process in the three bytes above those of the thread.
@@ -49,6 +53,8 @@ class NsightSource:
         count = 0
         try:
             with closing(sqlite3.connect(f"{self._path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+                # Half a letter in a name is no reason to read nothing.
+                database.text_factory = partial(str, encoding="utf-8", errors="replace")
                 export = _Export(database, self._path)
                 for record in export.records():
                     count += 1
@@ -69,7 +75,7 @@ class _Export:
         self._database = database
         self._path = path
         tables = {str(name) for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        self._tables = tables & {KERNELS, COPIES, FILLS, CALLS, GRAPHS, RANGES, STRINGS, CHAINS}
+        self._tables = tables & {KERNELS, COPIES, FILLS, CALLS, GRAPHS, RANGES, STRINGS, CHAINS, MEMORY}
         if STRINGS not in tables:
             raise CheckError(
                 f"trace {path}",
@@ -78,15 +84,9 @@ class _Export:
                 "names of kernels and calls are in it",
                 "a file of: nsys export --type sqlite REPORT.nsys-rep",
             )
-        self._strings = {int(key): str(value) for key, value in database.execute("SELECT id, value FROM StringIds")}
-        self._memory = self._labels_of_memory()
-
-    def _labels_of_memory(self) -> dict[int, str]:
-        try:
-            rows = self._database.execute("SELECT id, label FROM ENUM_CUDA_MEM_KIND")
-            return {int(key): str(label).lower() for key, label in rows}
-        except sqlite3.OperationalError:  # older exports have no such table
-            return {}
+        self._strings = {row["id"]: row["value"] or "?" for row in self._select(STRINGS, ("id",), ("value",))}
+        labels = self._select(MEMORY, ("id",), ("label",))
+        self._memory = {row["id"]: row["label"].lower() for row in labels if row["label"]}
 
     def records(self) -> Iterator[Record]:
         """Device work, calls, ranges."""
@@ -97,27 +97,45 @@ class _Export:
         yield from self._calls()
         yield from self._ranges()
 
-    def _select(self, table: str, needed: Sequence[str], wanted: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-        """Rows as dictionaries; a wanted column that there is not is None.
+    def _select(
+        self, table: str, needed: Sequence[str], wanted: Sequence[str] = (), empty: Sequence[str] = ()
+    ) -> Iterator[dict[str, Any]]:
+        """Rows as dictionaries; a wanted column that there is not is None. What ends before it begins is passed over.
+
+        Args:
+            table: none if there is no such table.
+            needed: columns that must be there, with a value, if they are not among ``empty``.
+            wanted: other columns to read.
+            empty: needed columns without a value in some rows.
 
         Raises:
-            CheckError: a needed one is missing.
+            CheckError: a needed one is missing, or a value is of another type.
         """
         if table not in self._tables:
             return
         there = {str(row[1]) for row in self._database.execute(f"PRAGMA table_info({table})")}
         missing = [name for name in needed if name not in there]
         if missing:
-            raise CheckError(
-                f"trace {self._path}, table {table}",
-                f"it must have the column {missing[0]}",
-                "the schema of this export is not one that is known here",
-                "an export of another version of Nsight Systems, or the trace of torch.profiler",
-            )
+            raise self._unknown_schema(table, f"it must have the column {missing[0]}")
         columns = [*needed, *(name for name in wanted if name in there)]
         query = f"SELECT {', '.join(columns)} FROM {table}"  # noqa: S608 - names of ours, not of the file
-        for row in self._database.execute(query):
-            yield {**dict.fromkeys(wanted), **dict(zip(columns, row, strict=True))}
+        for values in self._database.execute(query):
+            row = {**dict.fromkeys(wanted), **dict(zip(columns, values, strict=True))}
+            for name, value in row.items():
+                absent = value is None and (name in wanted or name in empty)
+                if not absent and not isinstance(value, str if name in _TEXT else int):
+                    kind = "text" if name in _TEXT else "a whole number"
+                    raise self._unknown_schema(table, f"{name} is {kind} in each row, and is {value!r:.40}")
+            if row.get("end") is None or row["end"] >= row["start"]:
+                yield row
+
+    def _unknown_schema(self, table: str, rule: str) -> CheckError:
+        return CheckError(
+            f"trace {self._path}, table {table}",
+            rule,
+            "the schema of this export is not one that is known here",
+            "an export of another version of Nsight Systems, or the trace of torch.profiler",
+        )
 
     def _kernels(self) -> Iterator[DeviceWork]:
         for row in self._select(KERNELS, _WORK, ("correlationId", "globalPid", "demangledName", "shortName")):
@@ -159,7 +177,8 @@ class _Export:
 
     def _calls(self) -> Iterator[HostCall]:
         chains = self._chains()
-        for row in self._select(CALLS, ("start", "end", "globalTid", "correlationId", "nameId"), ("callchainId",)):
+        needed = "start", "end", "globalTid", "correlationId", "nameId"
+        for row in self._select(CALLS, needed, ("callchainId",), empty=("globalTid", "correlationId")):
             process, thread = _thread(row["globalTid"])
             name = self._strings.get(row["nameId"], "call")
             yield HostCall(
@@ -175,11 +194,13 @@ class _Export:
         return {number: tuple(name for _, name in sorted(chain)) for number, chain in frames.items()}
 
     def _ranges(self) -> Iterator[HostRange]:
-        for row in self._select(RANGES, ("start", "end", "globalTid", "eventType"), ("text", "textId")):
+        for row in self._select(
+            RANGES, ("start", "end", "globalTid", "eventType"), ("text", "textId"), empty=("end", "globalTid")
+        ):
             if row["eventType"] in _RANGE_TYPES and row["end"] is not None:
                 process, thread = _thread(row["globalTid"])
                 name = row["text"] if row["text"] is not None else self._strings.get(row["textId"] or -1, "range")
-                yield HostRange(row["start"], row["end"], process, thread, str(name))
+                yield HostRange(row["start"], row["end"], process, thread, name)
 
 
 def _thread(number: int | None) -> tuple[int, int]:

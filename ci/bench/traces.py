@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,10 @@ from mrv2.ci.report.problem import InputError
 ARRIVAL = ("arrival", "arrival_time", "arrived_at", "timestamp", "TIMESTAMP")
 INPUT = ("input_length", "input_tokens", "num_prefill_tokens", "ContextTokens", "prompt_len")
 OUTPUT = ("output_length", "output_tokens", "num_decode_tokens", "GeneratedTokens", "output_len")
+#: Lines with this entry are of the traces that Mooncake published, and those count arrivals in milliseconds.
+IN_MILLISECONDS = "hash_ids"
+#: Seconds before or after 0 at most: the calendar's are among them, and a clock of ns in 64 bits counts them.
+LATEST = 4e9
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ def _arrivals(times: Iterable[float], prompts: Iterable[int], outputs: Iterable[
 def read_trace(path: Path, limit: int) -> tuple[Arrival, ...]:
     """The first ``limit`` requests of a file of JSON lines, in order of arrival, which begins at 0.
 
-    Each line is an object with an arrival in seconds and two lengths in tokens, under one of the names of ``ARRIVAL``,
+    Each line is an object with an arrival in seconds (in milliseconds where ``IN_MILLISECONDS``
+    is among its entries) and two lengths in tokens, under one of the names of ``ARRIVAL``,
     ``INPUT`` and ``OUTPUT``; whatever else is in it is passed over. Without arrivals all come at once.
 
     Raises:
@@ -93,7 +97,7 @@ def read_trace(path: Path, limit: int) -> tuple[Arrival, ...]:
 def _of_line(subject: str, line: str) -> Arrival:
     try:
         entry = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _wrong(subject, f"it must be one JSON object: {error}") from error
     if not isinstance(entry, dict):
         raise _wrong(subject, "it must be one JSON object")
@@ -102,16 +106,24 @@ def _of_line(subject: str, line: str) -> Arrival:
 
 def _seconds(subject: str, entry: Mapping[str, Any]) -> float:
     value = next((entry[name] for name in ARRIVAL if name in entry), 0.0)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise _wrong(subject, f"the arrival must be a number of seconds, and is {value!r}")
-    return float(value)
+    unit = 1000 if IN_MILLISECONDS in entry else 1
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LATEST * unit:
+        raise _wrong(
+            subject, f"the arrival must be a number of seconds up to {LATEST:g}, and is {_shown(value)}"
+        )  # fmt: skip
+    return value / unit
 
 
 def _length(subject: str, entry: Mapping[str, Any], names: tuple[str, ...]) -> int:
     value = next((entry[name] for name in names if name in entry), None)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _wrong(subject, f"one of {', '.join(names)} must be a whole number of at least 1, and is {value!r}")
+        raise _wrong(subject, f"one of {', '.join(names)} must be a whole number of at least 1, and is {_shown(value)}")
     return value
+
+
+def _shown(value: object) -> str:
+    """A wrong value, not all of a long one; Python writes out no number of thousands of digits."""
+    return f"{value!r:.40}" if not isinstance(value, int) or abs(value) < LATEST else "a larger one"
 
 
 def _wrong(subject: str, rule: str) -> InputError:

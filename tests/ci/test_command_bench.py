@@ -71,6 +71,8 @@ def test_synthetic_traces_are_the_same_every_time_and_in_order():
          '{"timestamp": 0.0, "input_tokens": 3, "output_tokens": 4}'],
         ['{"TIMESTAMP": 12.5, "ContextTokens": 9, "GeneratedTokens": 2}',
          '{"TIMESTAMP": 10, "ContextTokens": 3, "GeneratedTokens": 4}'],
+        ['{"timestamp": 1700000002500, "input_length": 9, "output_length": 2, "hash_ids": [0, 1]}',
+         '{"timestamp": 1700000000000, "input_length": 3, "output_length": 4, "hash_ids": []}'],
     ],
 )  # fmt: skip
 def test_traces_of_others_are_read_in_order_and_begin_at_0(tmp_path, lines):
@@ -91,6 +93,10 @@ def test_traces_of_others_are_read_in_order_and_begin_at_0(tmp_path, lines):
         ('{"input_length": true, "output_length": 4}', "is True"),
         ('{"arrival": "now", "input_length": 2, "output_length": 4}', "arrival must be a number"),
         ('{"arrival": NaN, "input_length": 2, "output_length": 4}', "arrival must be a number"),
+        ('{"arrival": -1e308, "input_length": 2, "output_length": 4}', "arrival must be a number.*is -1e[+]308"),
+        (f'{{"arrival": {"9" * 400}, "input_length": 2, "output_length": 4}}', "arrival.*and is a larger one"),
+        (f'{{"arrival": {"9" * 5000}, "input_length": 2, "output_length": 4}}', "line 1.*one JSON object"),
+        ("[" * 100_000, "line 1.*one JSON object"),
     ],
 )
 def test_a_trace_that_says_something_else_is_refused_with_its_line(tmp_path, text, words):

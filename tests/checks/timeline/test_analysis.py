@@ -1,11 +1,15 @@
 """What is said of traces whose content is known."""
 
+import os
+
 import pytest
 
 from mrv2.checks.errors import CheckError
 from mrv2.checks.timeline.analysis import analyse
 from mrv2.checks.timeline.phases import Part, part_of_kernel, part_of_range
 from mrv2.checks.timeline.records import WaitFor, waits_for
+from mrv2.ci.report.timeline_json import timeline_metrics
+from mrv2.ci.report.timeline_text import timeline_lines
 from mrv2.refrunner.phases import Phase
 
 from .synthetic import GPU, HOST, THREAD, Recording, decode, event, write
@@ -273,3 +277,21 @@ def test_kernels_by_their_names():
     assert part_of_kernel("void at::native::reduce_kernel<argmax>") is Part.SAMPLER
     assert part_of_kernel("compute_slot_mapping") is Part.INPUT_PREP
     assert part_of_kernel("sm90_xmma_gemm_bf16") is Part.FORWARD
+
+
+@pytest.mark.parametrize("value", [1e306, -1e306, 1e300, 10**400, 2**63, "1e400", float("nan")])
+def test_moments_and_numbers_of_more_than_64_bits_are_none(analysed, value):
+    events = decode(Recording()).events
+    whole = analysed(events)
+    copy = {**events[0], "cat": "gpu_memcpy", "name": "Memcpy HtoD"}
+    times = [{**events[0], "ts": value}, {**events[0], "dur": value}]
+    numbers = [{**copy, "args": {name: value}} for name in ("bytes", "correlation")]
+    analysis = analysed([*events, *times, *numbers])
+    assert timeline_metrics(analysis)["steps"] == timeline_metrics(whole)["steps"]
+    assert timeline_lines(analysis)
+
+
+def test_a_pipe_is_refused_before_it_is_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckError, match="not a pipe or a device"):
+        analyse(tmp_path / "pipe")

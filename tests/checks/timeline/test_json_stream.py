@@ -70,3 +70,8 @@ def test_damage_in_the_middle_is_told_with_its_place(tmp_path):
 def test_a_missing_file(tmp_path):
     with pytest.raises(CheckError, match="No such file"):
         read(tmp_path / "nowhere.json")
+
+
+def test_a_number_that_no_computer_counts_to(tmp_path):
+    with pytest.raises(CheckError, match=r"event 2, .* thousands of digits"):
+        read(write(tmp_path / "trace", f'[{{"ts": 1}}, {{"ts": {"9" * 5000}, "dur": 1}}]'))

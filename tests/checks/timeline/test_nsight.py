@@ -143,3 +143,39 @@ def test_a_cut_database_is_refused(tmp_path, events):
     path.write_bytes(path.read_bytes()[:8192])
     with pytest.raises(CheckError, match="it must be a whole database"):
         analyse(path)
+
+
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        (KERNELS, "start", "NULL"),
+        (KERNELS, "streamId", "'x'"),
+        (KERNELS, "correlationId", "x'00ff'"),
+        ("CUPTI_ACTIVITY_KIND_RUNTIME", "end", "1e300"),
+        ("NVTX_EVENTS", "globalTid", "'main'"),
+        ("NVTX_EVENTS", "text", "x'00ff'"),
+        ("CUDA_CALLCHAINS", "stackDepth", "''"),
+        ("ENUM_CUDA_MEM_KIND", "id", "'x'"),
+        ("StringIds", "id", "NULL"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_its_column(tmp_path, events, table, column, value):
+    # Columns of a copy are of no declared type, and take anything.
+    spoiled = f"CREATE TABLE copy AS SELECT * FROM {table}; DROP TABLE {table}; ALTER TABLE copy RENAME TO {table};"
+    analyse(export(tmp_path / "report.sqlite", events, spoiled))
+    with pytest.raises(CheckError, match=f"table {table}: {column} is "):
+        analyse(export(tmp_path / "other.sqlite", events, f"{spoiled} UPDATE {table} SET {column} = {value}"))
+
+
+def test_names_that_are_no_text_and_work_that_ends_before_it_begins(tmp_path, events):
+    broken = "UPDATE StringIds SET value = CAST(x'41ff' AS TEXT) WHERE value LIKE 'sample%';"
+    whole = analyse(export(tmp_path / "whole.sqlite", events))
+    analysis = analyse(export(tmp_path / "names.sqlite", events, broken))
+    assert "A\ufffd" in {work.name for work in analysis.timeline.work}
+    assert [one.host for one in analysis.times] == [one.host for one in whole.times]
+    reversed_ = f"UPDATE {KERNELS} SET end = start - 1 WHERE rowid = 1"
+    analysis = analyse(export(tmp_path / "reversed.sqlite", events, reversed_))
+    assert len(analysis.timeline.work) == len(whole.timeline.work) - 1
