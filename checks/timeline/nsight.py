@@ -59,7 +59,7 @@ class NsightSource:
                 for record in export.records():
                     count += 1
                     yield record
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the second one while it words the first one
             raise CheckError(
                 f"trace {self._path}",
                 f"it must be a whole database: {error}, {count} records from its beginning",
