@@ -28,9 +28,9 @@ from mrv2.refrunner.models.tiny import tiny_checkpoint
 #: and sums are fused unless the launch says no, and sums are trees. At most so many units in the last place of the
 #: largest value of the tensor, since sums cancel.
 ROUNDED = {
-    "attend_paged.out_ptr", "combine_blocks.statistics_ptr", "combine_blocks.value_ptr", "report_all.out_ptr",
-    "report_top.sorted_value_ptr", "rms_norm.out_ptr", "rotate_heads.heads_ptr", "sample_blocks.float_ptr",
-    "silu_and_multiply.out_ptr",
+    "attend_paged.out_ptr", "combine_blocks.statistics_ptr", "combine_blocks.value_ptr", "judge_drafts.judged_ptr",
+    "recover_tokens.mass_ptr", "report_all.out_ptr", "report_top.sorted_value_ptr", "rms_norm.out_ptr",
+    "rotate_heads.heads_ptr", "sample_blocks.float_ptr", "silu_and_multiply.out_ptr",
 }  # fmt: skip
 UNITS = 64
 
