@@ -21,7 +21,7 @@ from .durable import write_durably
 from .findings import FindingStore, FoundCase
 from .options import Options
 from .progress import Progress, ProgressReader
-from .worker import FINDINGS, HANG, WORKERS, crash_by
+from .worker import FINDINGS, HANG, WORKERS, case_at_hand, crash_by
 
 POLL_SECONDS = 0.2
 #: A worker that dies so often without having finished a case will not get better.
@@ -157,7 +157,7 @@ class CampaignDriver:
         """
         for index, one in enumerate(self._processes):
             if one.process.poll() is None and self._hangs(one):
-                self._keep_current(one.number, HANG, f"it did not end within {self._hang_seconds:g} seconds")
+                self._keep_current(one, HANG, f"it did not end within {self._hang_seconds:g} seconds")
                 one.process.kill()
                 one.process.wait()
             code = one.process.poll()
@@ -165,6 +165,7 @@ class CampaignDriver:
                 continue
             self._deaths += 1
             self._died(one, code)
+            self._current(one).unlink(missing_ok=True)
             one.errors.close()
             again = self._start(one.number)
             again.deaths, again.cases_before = one.deaths, one.cases_before
@@ -174,15 +175,15 @@ class CampaignDriver:
     def _hangs(self, one: _Process) -> bool:
         """Whether it has been at the same case for too long; a worker that has not begun is at none."""
         try:
-            case = self._current(one.number).stat().st_mtime_ns
+            case = self._current(one).stat().st_mtime_ns
         except OSError:
             return False
         if case != one.case:
             one.case, one.case_began = case, time.monotonic()
         return time.monotonic() - one.case_began > self._hang_seconds
 
-    def _current(self, number: int) -> Path:
-        return self._folder / WORKERS / f"{number}.current.json"
+    def _current(self, one: _Process) -> Path:
+        return case_at_hand(self._folder, one.number, one.process.pid)
 
     def _died(self, one: _Process, code: int) -> None:
         """Keep what killed it, if that was the target.
@@ -192,9 +193,7 @@ class CampaignDriver:
         """
         if code > 0:
             raise _refused(_last_words(one))
-        if -code not in _FROM_OUTSIDE:
-            name = signal.Signals(-code).name
-            self._keep_current(one.number, crash_by(name), f"the process was ended by {name} while this ran")
+        self._keep_crash(one, code)
         cases = self._progress.read().counts["cases"]
         one.deaths = one.deaths + 1 if cases == one.cases_before else 1
         one.cases_before = cases
@@ -206,10 +205,16 @@ class CampaignDriver:
                 "fewer workers, if memory was short; else the target alone, with --workers 1 and --schedule cpu",
             )
 
-    def _keep_current(self, number: int, signature: str, text: str) -> None:
+    def _keep_crash(self, one: _Process, code: int) -> None:
+        """If a signal that nobody sent from outside ended a worker, the script that was running is a finding."""
+        if code < 0 and -code not in _FROM_OUTSIDE:
+            name = signal.Signals(-code).name
+            self._keep_current(one, crash_by(name), f"the process was ended by {name} while this ran")
+
+    def _keep_current(self, one: _Process, signature: str, text: str) -> None:
         """The script that was running when a signal of the processor's or of libc's ended the process, or for ever."""
         try:
-            script = script_from_json(json.loads(self._current(number).read_text(encoding="utf-8")))
+            script = script_from_json(json.loads(self._current(one).read_text(encoding="utf-8")))
         except (OSError, ValueError, CheckError):
             return
         # Whoever tried to make smaller what never ends would not end either.
@@ -228,6 +233,8 @@ class CampaignDriver:
             except subprocess.TimeoutExpired:
                 one.process.kill()
                 one.process.wait()
+            self._keep_crash(one, one.process.returncode)  # the case at hand may have been its last
+            self._current(one).unlink(missing_ok=True)  # one that was killed leaves it
             one.errors.close()
 
 

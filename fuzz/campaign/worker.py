@@ -70,6 +70,17 @@ def crash_by(name: str) -> str:
     return f"{_CRASH}{name}"
 
 
+def case_at_hand(folder: Path, number: int, process: int) -> Path:
+    """Where a worker writes the script that it runs; its process is in the name, or one could be blamed for another's.
+
+    Args:
+        folder: of the campaign.
+        number: of the worker.
+        process: that it is; several of one number may be in a folder, of two drivers, or one whose driver was killed.
+    """
+    return folder / WORKERS / f"{number}-{process}.current.json"
+
+
 #: Of cases that can only be run in a process of their own.
 _CRASHES = frozenset(
     crash_by(name) for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS")
@@ -100,7 +111,7 @@ class Worker:
         self._number = number
         self._store = FindingStore(folder / FINDINGS)
         self._log = ProgressLog(folder / WORKERS, number)
-        self._current = folder / WORKERS / f"{number}.current.json"
+        self._current = case_at_hand(folder, number, os.getpid())
         self._seen: set[str] = set()
         self._minimised: set[str] = set()
         self._stop = False

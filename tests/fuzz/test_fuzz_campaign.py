@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,7 @@ from mrv2.fuzz.campaign.findings import FindingStore, FoundCase, read_found_case
 from mrv2.fuzz.campaign.options import Options, check_features
 from mrv2.fuzz.campaign.progress import ProgressLog, ProgressReader
 from mrv2.fuzz.campaign.record import main, record
-from mrv2.fuzz.campaign.worker import Worker
+from mrv2.fuzz.campaign.worker import Worker, case_at_hand
 from mrv2.fuzz.case import CaseOutcome, Failure, run_case
 from mrv2.fuzz.feature_sets.judge import Tally
 from mrv2.fuzz.grammars import STOP
@@ -314,7 +315,7 @@ _WORKER = """
 import os, shutil, signal, sys
 from pathlib import Path
 folder, made = Path(sys.argv[1]), Path(sys.argv[2])
-shutil.copy(made / "current.json", folder / "workers" / "0.current.json")
+shutil.copy(made / "current.json", folder / "workers" / f"0-{os.getpid()}.current.json")
 for path in (made / "findings").iterdir():
     shutil.copy(path, folder / "findings")
 (folder / "workers" / f"0-{os.getpid()}.jsonl").write_text('{"cases": 1, "steps": 1}\\n')
@@ -336,12 +337,50 @@ def test_a_worker_that_is_killed_is_started_again_and_loses_nothing(tmp_path):
     assert state.progress.counts["cases"] == 3
 
 
+_CRASHING = """
+import os, signal, sys
+from pathlib import Path
+folder, made, when = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+def crash(*_):
+    os.kill(os.getpid(), signal.SIGSEGV)
+if when == "while it stops":
+    signal.signal(signal.SIGTERM, crash)
+    (folder / "workers" / f"0-{os.getpid()}.current.json").write_bytes((made / "current.json").read_bytes())
+    signal.pause()
+if not (made / "crashed").exists():
+    (made / "crashed").touch()
+    crash()
+"""
+
+
+@pytest.mark.parametrize(("when", "found"), [("while it stops", [SMALL]), ("before its first case", [])])
+def test_a_crash_is_of_the_case_that_its_own_process_ran(tmp_path, when, found):
+    """The last one included, and not one that another process of the same number left behind."""
+    made, workers = tmp_path / "made", tmp_path / "campaign" / "workers"
+    made.mkdir()
+    workers.mkdir(parents=True)
+    (made / "current.json").write_text(json.dumps(script_as_json(SMALL)))
+    case_at_hand(workers.parent, 0, os.getpid()).write_text(json.dumps(script_as_json(BIG)))
+
+    def watch(state):
+        if len(list(workers.glob("*.current.json"))) > 1:
+            raise KeyboardInterrupt
+
+    command = [sys.executable, "-c", _CRASHING, str(workers.parent), str(made), when]
+    driver = CampaignDriver(workers.parent, Options("refrunner"), 1, lambda number: command)
+    with suppress(KeyboardInterrupt):
+        driver.run(None, watch)
+    findings = driver.state().findings
+    assert [case.script for case in findings] == found and all(case.signature == "crash SIGSEGV" for case in findings)
+    assert (made / "crashed").exists() or when == "while it stops"
+
+
 _HANGING = """
-import json, shutil, signal, sys
+import json, os, shutil, signal, sys
 from pathlib import Path
 folder, made = Path(sys.argv[1]), Path(sys.argv[2])
 if not (folder / "findings").joinpath(sys.argv[3]).exists():
-    shutil.copy(made / "current.json", folder / "workers" / "0.current.json")
+    shutil.copy(made / "current.json", folder / "workers" / f"0-{os.getpid()}.current.json")
     signal.pause()
 """
 
