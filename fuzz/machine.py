@@ -8,7 +8,7 @@ schedule are one drawn value, and one shrinker minimises them together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
@@ -19,7 +19,7 @@ from hypothesis.strategies import SearchStrategy
 
 from mrv2.checks.findings import JSON
 from mrv2.checks.virtual.schedules import Schedule
-from mrv2.fuzz.targets.protocols import RunnerTarget
+from mrv2.fuzz.targets.protocols import Feature, RunnerTarget
 from mrv2.fuzz.targets.reference import ReferenceTarget
 
 from .case import CaseOutcome, Failure, Refused, model_facts, run_case
@@ -29,6 +29,10 @@ from .script import MODEL, Abort, Advance, Arrive, Collect, Event, Preempt, Scri
 from .strategies import GRAMMARS, GROUPS, arrivals, schedules, settings_of
 
 Drawn = TypeVar("Drawn")
+#: What every case may ask of a target, whatever is left out: blocks run out, and all that is told is judged.
+NEEDED = (Feature.CHUNKED_PREFILL, Feature.PREEMPTION, Feature.ABORT, Feature.LOGPROBS)
+#: Parameters of requests that are drawn only for targets that promise to serve them.
+PROMISED: Mapping[str, Feature] = {"temperature": Feature.SEEDED_SAMPLING, "grammar": Feature.GRAMMARS}
 #: States that are rarely reached: more of them is better, so Hypothesis climbs towards them.
 RARE = (
     "row reuses", "row moves", "preempted", "prefixes found", "blocks copied", "empty steps", "chunked", "drafts",
@@ -100,7 +104,8 @@ class RunnerMachine(RuleBasedStateMachine):
     @classmethod
     def allows(cls, name: str) -> bool:
         """Whether a knob or a parameter of requests may be used."""
-        return cls.features is None or name in cls.features
+        served = name not in PROMISED or PROMISED[name] in cls.runner_target.features
+        return served and (cls.features is None or name in cls.features)
 
     @classmethod
     def settings(cls) -> SearchStrategy[dict[str, JSON]]:

@@ -143,15 +143,28 @@ def _seconds(text: str) -> float:
 
 
 def _run(db: Path, options: Options, workers: int, seconds: float | None, cluster: str | None) -> tuple[State, bool]:
-    """The campaign, and whether somebody stopped it."""
+    """The campaign, and whether somebody stopped it.
+
+    Raises:
+        InputError: the folder cannot be written to.
+        CheckError: it is another campaign's, or the campaign cannot go on.
+    """
     from mrv2.fuzz.campaign.cluster import ClusterDriver
     from mrv2.fuzz.campaign.driver import CampaignDriver
 
     driver: CampaignDriver | ClusterDriver
-    if cluster is None:
-        driver = CampaignDriver(db, options, workers, lambda number: _command(db, number))
-    else:
-        driver = ClusterDriver(db, options, workers, _command, cluster)
+    try:
+        if cluster is None:
+            driver = CampaignDriver(db, options, workers, lambda number: _command(db, number))
+        else:
+            driver = ClusterDriver(db, options, workers, _command, cluster)
+    except OSError as error:
+        raise InputError(
+            f"--db {db}",
+            f"it must be a folder that can be written to: {error.strerror}",
+            "a finding is on the disk before it is counted",
+            "another folder, or one that is yours",
+        ) from error
     with _Dashboard(notes(), seconds) as dashboard:
         try:
             return driver.run(seconds, dashboard.show), False

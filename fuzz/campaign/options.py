@@ -10,6 +10,7 @@ from hypothesis.strategies import SearchStrategy
 
 from mrv2.checks.errors import CheckError
 from mrv2.checks.virtual.schedules import Schedule
+from mrv2.fuzz.machine import NEEDED, PROMISED
 from mrv2.fuzz.script import MODEL
 from mrv2.fuzz.strategies import schedules
 from mrv2.fuzz.targets.protocols import RunnerTarget
@@ -74,12 +75,22 @@ class Options:
 
 
 def check_features(features: tuple[str, ...] | None, target: RunnerTarget) -> None:
-    """Refuse names of features that nothing has.
+    """Refuse a target that cannot serve what every case asks for, and names of features that nothing has.
 
     Raises:
-        CheckError: one of them is unknown.
+        CheckError: the target lacks something, or one of the names is unknown.
     """
-    known = (*SAMPLING, "continues", *sorted(target.knobs))
+    missing = [feature.value for feature in NEEDED if feature not in target.features]
+    if missing:
+        raise CheckError(
+            f"target {target.name!r}",
+            f"what is fuzzed needs {', '.join(feature.value for feature in NEEDED)}; its features lack "
+            f"{', '.join(missing)}",
+            "what it never promised would be reported as its fault",
+            "the missing ones, in the target's features, once the runner does them",
+        )
+    drawn = [name for name in SAMPLING if name not in PROMISED or PROMISED[name] in target.features]
+    known = (*drawn, "continues", *sorted(target.knobs))
     unknown = [name for name in features or () if name not in known]
     if unknown:
         raise CheckError(

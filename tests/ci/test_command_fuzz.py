@@ -50,3 +50,9 @@ def test_what_means_nothing_is_refused(tmp_path, arguments, words):
     ran = mrv2("fuzz", *arguments, "--db", tmp_path / "db")
     assert ran.exit_code == 2 and words in ran.output
     assert not (tmp_path / "db").exists()
+
+
+def test_a_folder_that_cannot_be_is_refused_as_such(tmp_path):
+    (tmp_path / "file").touch()
+    ran = mrv2("fuzz", "--db", tmp_path / "file" / "db", "--models", "tiny", "--cases", "1")
+    assert ran.exit_code == 2 and "a folder that can be written to" in " ".join(ran.output.split())

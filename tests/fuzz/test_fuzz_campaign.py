@@ -28,6 +28,7 @@ from mrv2.fuzz.machine import RARE, FuzzFailure, RunnerMachine, machine_of
 from mrv2.fuzz.script import KINDS, Abort, Advance, Arrive, Preempt, Script, Skip, script_as_json
 from mrv2.fuzz.shrink import Shrinker
 from mrv2.fuzz.strategies import GRAMMAR_CHOICES, decisions
+from mrv2.fuzz.targets.protocols import Feature
 from mrv2.fuzz.targets.reference import ReferenceTarget
 from mrv2.refrunner.api import SamplingParams
 
@@ -142,6 +143,31 @@ def test_features_that_are_switched_off_are_not_drawn():
     assert used and used <= {"top_k", "pad_to"}
     with pytest.raises(CheckError, match="--features topk"):
         check_features(("topk",), TARGET)
+
+
+def test_what_a_target_does_not_promise_is_not_asked_of_it():
+    class Promising(ReferenceTarget):
+        features = frozenset(Feature) - {Feature.SEEDED_SAMPLING}
+
+    seen = []
+
+    class Machine(Playing):
+        @staticmethod
+        def judge(script):
+            seen.append(script)
+            return clean(script)
+
+    for target in (TARGET, Promising()):
+        seen.clear()
+        run_state_machine_as_test(machine_of(target, "refrunner", ("tiny",), Machine), settings=QUICK)
+        requests = [event for script in seen for event in script.events if isinstance(event, Arrive)]
+        assert any(request.sampling.temperature for request in requests) is (target is TARGET)
+    check_features(None, Promising())
+    with pytest.raises(CheckError, match="--features temperature"):
+        check_features(("temperature",), Promising())
+    Promising.features = frozenset(Feature) - {Feature.PREEMPTION}
+    with pytest.raises(CheckError, match="its features lack preemption"):
+        check_features(None, Promising())
 
 
 def test_the_shrinker_leaves_only_what_the_failure_needs():
