@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mrv2.checks.findings import RunVerdict, combine
 
-from .causes.draws import contract_causes, distribution_causes, drawn_rows, noise_causes, replay_causes
+from .causes.draws import contract_causes, distribution_causes, drawn_rows, noise_causes, raised_cause, replay_causes
 from .causes.parts import filter_causes, logprob_causes, speculation_causes
 from .decision import Audit, JudgedTest, run_audit
 from .diagnosis import Cause
@@ -225,7 +225,7 @@ def _causes(found: Audit, target: object) -> tuple[Cause, ...]:
         for cause in named:
             causes.setdefault(cause.kind, cause)
     for test in raised:
-        cause = Cause("the sampler raises an error", str(test.first.evidence["raised"]), "answer for every row and key")
+        cause = raised_cause(str(test.first.evidence["raised"]))
         causes.setdefault(cause.kind, cause)
     return tuple(causes.values())
 

@@ -125,7 +125,9 @@ def meaning(report: AuditReport) -> str:
     failed, short = report.audit.decision.failed, _short_tests(report)
     if report.verdict is RunVerdict.FAIL:
         how = f"{len(failed)} tests failed" if len(failed) > 1 else "1 test failed"
-        if any(test.first.exact for test in failed):
+        if all("raised" in test.first.evidence for test in failed):
+            return f"The sampler raised an error instead of answering: {how}. This says nothing about what it draws."
+        if any(test.first.exact and "raised" not in test.first.evidence for test in failed):
             return (
                 f"The sampler is wrong: {how}. This is certain: a single draw or value that no correct sampler gives."
             )

@@ -50,7 +50,7 @@ DraftModelOption = Annotated[
     str,
     typer.Option(
         metavar="MODEL",
-        help="A model that proposes, or self:N for N layers of the model itself.",
+        help="A model that proposes, or self:N for N layers of the model itself; for eagle self:N.",
         show_default=False,
     ),
 ]

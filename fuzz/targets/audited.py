@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from mrv2.checks.errors import CheckError
 from mrv2.stats.planted.clean import CleanSampler
 from mrv2.stats.planted.faults import PLANTED
 
@@ -26,11 +27,29 @@ class Named:
     about: str
 
 
+def _on_gpu() -> object:
+    """The reference's sampler on a GPU.
+
+    Raises:
+        CheckError: there is none, which says nothing about the sampler.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise CheckError(
+            "sampler 'refrunner-cuda'",
+            "this process must see a CUDA device, and sees none",
+            "a sampler that cannot be asked is neither right nor wrong",
+            "a machine with a GPU and a torch built for it, or refrunner, the same sampler on the CPU",
+        )
+    return ReferenceSampler(device="cuda")
+
+
 PLANTED_PREFIX = "planted:"
 NAMED: Mapping[str, Named] = {
     "refrunner": Named(lambda: ReferenceSampler(compiled=True), "the reference runner's sampler, compiled for the CPU"),
     "refrunner-interpreted": Named(ReferenceSampler, "the same, in Triton's interpreter: a hundred times slower"),
-    "refrunner-cuda": Named(lambda: ReferenceSampler(device="cuda"), "the same, compiled for the GPU; needs one"),
+    "refrunner-cuda": Named(_on_gpu, "the same, compiled for the GPU; needs one"),
     "refrunner-speculation": Named(
         ReferenceSpeculation, "the reference runner's drafting and rejection sampling, compiled for the CPU"
     ),

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..api import SamplingParams
-from ..errors import RequestError, shown
+from ..errors import RequestError
 from ..models.vocabulary import Vocabulary
 from ..sampling.tables import mask_words
 from .library import library_grammar, library_tokenizer, load_library
-from .spec import Grammar
+from .spec import Grammar, shown_grammar
 
 #: Compiled grammars that are kept; a request that asks for one of them again starts at once.
 MOST_COMPILED = 64
@@ -54,7 +54,7 @@ class GrammarCompiler:
             return None
         if not sampling.stop_token_ids:
             raise RequestError(
-                f"SamplingParams.grammar={shown(grammar)} with stop_token_ids=()",
+                f"SamplingParams.grammar={shown_grammar(grammar)} with stop_token_ids=()",
                 "a request with a grammar has a stop token",
                 "it is what may be drawn where the text is complete; without one, nothing may be drawn there",
                 "stop_token_ids with the model's end of text, or with any token that is to mean it; with mrv2 generate "
@@ -164,10 +164,10 @@ class Matcher:
 
 def _unreadable(grammar: Grammar, reason: str) -> RequestError:
     return RequestError(
-        f"SamplingParams.grammar={shown(grammar)}",
+        f"SamplingParams.grammar={shown_grammar(grammar)}",
         f"it must be a grammar that some text satisfies; llguidance says: {_first_part(reason)}",
         "tokens are drawn only where the grammar allows them, so one that cannot be read allows none",
-        "a valid JSON schema, regular expression or GBNF grammar, without the keywords that the message names",
+        "a valid JSON schema, regular expression, GBNF or Lark grammar, without the keywords that the message names",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import RequestError
+from ..errors import RequestError, shown
 
 KINDS = ("json_schema", "regex", "ebnf")
 
@@ -33,8 +33,14 @@ def grammar_fault(grammar: object) -> tuple[str, str] | None:
     if not isinstance(kind, str) or not isinstance(text, str):
         return "it must be a Grammar, two texts", "Grammar('json_schema', '{\"type\": \"object\"}'), or None"
     if kind not in KINDS:
-        return f"its kind must be one of {', '.join(map(repr, KINDS))}", "Grammar('regex', '[0-9]+')"
+        known = ", ".join(map(repr, KINDS))
+        return f"its kind must be one of {known}, not {shown(kind)}", "Grammar('ebnf', ...) for GBNF and Lark, say"
     return None
+
+
+def shown_grammar(grammar: Grammar) -> str:
+    """A grammar as an error message shows it: the kind whole, the text short."""
+    return f"Grammar({grammar.kind!r}, {shown(grammar.text)})"
 
 
 def dead_end(request_id: str) -> RequestError:

@@ -33,8 +33,9 @@ def load_draft(reference: str, target: Checkpoint, *, head: bool) -> Checkpoint 
     count = reference.removeprefix("self:")
     if count == reference:
         return load_checkpoint(reference, target.tensors[EMBEDDING].dtype)
-    number = int(count) if count.isdecimal() else 0
-    return head_of_last_layers(target, number) if head else first_layers(target, number)
+    if not count.isdecimal():
+        raise _no_such_part(target, count)
+    return head_of_last_layers(target, int(count)) if head else first_layers(target, int(count))
 
 
 def first_layers(target: Checkpoint, count: int) -> Checkpoint:
@@ -81,9 +82,13 @@ def _is_layer(name: str) -> bool:
 
 def _check(target: Checkpoint, count: int) -> None:
     if not 1 <= count <= target.config.num_layers:
-        raise CheckpointError(
-            f"draft model 'self:{count}'",
-            f"it has between 1 and {target.config.num_layers} layers of {target.name}",
-            "the target has no more, and without one there is no model",
-            f"'self:{max(1, target.config.num_layers // 4)}'",
-        )
+        raise _no_such_part(target, str(count))
+
+
+def _no_such_part(target: Checkpoint, count: str) -> CheckpointError:
+    return CheckpointError(
+        f"draft model {f'self:{count}'!r}",
+        f"behind 'self:' stands a number of layers of {target.name}, from 1 to {target.config.num_layers}",
+        "the target has no more, and without one there is no model",
+        f"'self:{max(1, target.config.num_layers // 4)}'",
+    )

@@ -13,7 +13,7 @@ from torch.nn import functional
 from ..errors import ConfigurationError
 from ..models.config import LlamaConfig
 from ..models.llama import Attend, LlamaModel
-from ..models.weights import EMBEDDING, OUTPUT, check_tensor
+from ..models.weights import EMBEDDING, OUTPUT, Checkpoint, check_tensor
 
 #: Projection [H, 2 H] of an embedding and a state of the target to the head's own input.
 FUSE = "fc.weight"
@@ -132,4 +132,26 @@ def check_draft(target: LlamaConfig, draft: LlamaConfig, windows: tuple[int, ...
             f"the target goes up to {target.max_position_embeddings}",
             "beyond its own it would propose nonsense, and every step would pay for it",
             "a draft model with the target's range, or a target configured with a shorter one",
+        )
+
+
+def check_draft_kind(draft: Checkpoint, *, head: bool) -> None:
+    """Refuse a whole model as a head, and a head as a whole model.
+
+    Raises:
+        ConfigurationError: the draft model is not of the kind that the speculation needs.
+    """
+    if head and FUSE not in draft.tensors:
+        raise ConfigurationError(
+            f"RunnerConfig.speculation='eagle' with draft model {draft.name!r}",
+            f"a head has a tensor {FUSE!r}, and this model has none",
+            "it joins a token's embedding and the target's hidden state, which is what a head is computed from",
+            "draft_model='self:1', a head of the target's last layer, or speculation='draft' for a whole model",
+        )
+    if not head and FUSE in draft.tensors:
+        raise ConfigurationError(
+            f"RunnerConfig.speculation='draft' with draft model {draft.name!r}",
+            f"a model of its own has no tensor {FUSE!r}",
+            "that is part of a head, which can only go on from the target's hidden states",
+            "speculation='eagle', or draft_model='self:1', the target's first layer",
         )

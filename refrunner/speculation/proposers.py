@@ -12,7 +12,7 @@ from ..kv_groups import KVGroups
 from ..models.llama import LlamaModel
 from ..models.weights import Checkpoint
 from ..sampling.sampler import Sampler
-from .draft_models import DraftModel, EagleHead, StandaloneDraft, check_draft
+from .draft_models import DraftModel, EagleHead, StandaloneDraft, check_draft, check_draft_kind
 from .model_proposer import ModelProposer
 from .proposer import NgramProposer, Proposer
 
@@ -38,6 +38,7 @@ def load_draft_model(config: RunnerConfig, target: LlamaModel, draft: Checkpoint
         return None
     head = config.speculation == "eagle"
     check_draft(target.config, draft.config, KVGroups.of_layers(target.config.layer_windows).windows, head=head)
+    check_draft_kind(draft, head=head)
     kernels = config.attention == "triton"
     if head:
         return EagleHead(target, draft.config, draft.tensors, kernels=kernels)

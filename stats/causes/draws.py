@@ -86,12 +86,21 @@ def _call_cause(evidence: Mapping[str, JSON]) -> Cause:
         )
     if "raised" in evidence:
         told = f"{evidence['raised']} (rows of {width} tokens, temperatures {evidence.get('temperatures')})"
-        return Cause("the sampler raises an error", told, "answer for every row and key; temperature 0 means greedy")
+        return raised_cause(told)
     if "changed" in evidence:
         return Cause(
             "the sampler changes its arguments", "logits or keys were overwritten", "write to memory of its own"
         )
     return Cause("answers of the wrong form", _facts(evidence), "return one integer id for each row of logits")
+
+
+def raised_cause(told: str) -> Cause:
+    """The sampler raised an error; ``told`` says which, and for what."""
+    return Cause(
+        "the sampler raises an error",
+        told,
+        "answer for every row and key: logits are [N, V], or one row [V] for all N draws; temperature 0 means greedy",
+    )
 
 
 def _last_block_cause(evidence: Mapping[str, JSON]) -> Cause:
@@ -357,7 +366,19 @@ def _pair_cause(failed: Sequence[JudgedTest]) -> Cause | None:
             what = test.first.part
             return Cause(
                 f"noise is shared between keys that differ in {what}",
-                f"{test.first.name}: p-value {test.p_value:.1e}",
+                _pair_facts(test),
                 "feed every bit of seed and position into the noise",
             )
     return None
+
+
+def _pair_facts(test: JudgedTest) -> str:
+    """How often both keys of a pair drew the same token, or what else says that they are not independent."""
+    result = test.first.result
+    if not test.first.name.startswith("agreement") or not result.groups:
+        return f"{test.first.name}: p-value {test.p_value:.1e}"
+    same = result.groups[0]
+    return (
+        f"Of {result.draws:,} pairs of keys that differ in {test.first.part}, {same.observed:,.0f} drew the same "
+        f"token, {same.expected:,.2f} expected"
+    )

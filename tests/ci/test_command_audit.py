@@ -192,3 +192,11 @@ def test_a_page_holds_plots_and_escapes_names(tmp_path):
     assert not any(one != other and one in other for one in told for other in told)
     assert "&lt;24 bits&gt;" in text
     assert "<24 bits>" not in text
+
+
+def test_a_sampler_of_a_gpu_is_not_wrong_where_there_is_none(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, lines, errors = audit("refrunner-cuda", "--layers", "contract", *SMALL)
+    assert code == 2
+    assert not any("wrong" in line for line in lines)
+    assert "sees none" in errors

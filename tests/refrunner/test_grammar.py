@@ -78,6 +78,13 @@ def test_what_cannot_be_read_or_satisfied_is_refused_with_the_reason(compiler, g
     with pytest.raises(RequestError, match="llguidance says: ") as caught:
         compiler.compile(params(grammar))
     assert "\n" not in str(caught.value)
+    assert f"Grammar({grammar.kind!r}, " in caught.value.subject
+
+
+def test_an_unknown_kind_is_named():
+    with pytest.raises(RequestError, match="not 'gbnf'") as caught:
+        SamplingParams(grammar=Grammar("gbnf", "root ::= [a-z]+" * 9))
+    assert "'ebnf'" in caught.value.remedy
 
 
 def test_a_grammar_without_a_stop_token_is_refused(compiler):

@@ -18,7 +18,7 @@ from mrv2.stats.layers import AuditPlan, Silent
 from mrv2.stats.planted.clean import CleanSampler
 from mrv2.stats.planted.faults import PLANTED, TokensOnly
 from mrv2.stats.profiles import NARROW, AffordableDistribution, profile_of
-from mrv2.stats.report import LINES, WIDTH, screen
+from mrv2.stats.report import LINES, WIDTH, meaning, screen
 from mrv2.stats.timing import TimeBudget
 
 from .timed import timed
@@ -118,6 +118,10 @@ def test_an_error_in_every_call_is_a_finding_too(layer):
     assert report.verdict is RunVerdict.FAIL
     assert report.causes[0].kind == "the sampler raises an error"
     assert "out of memory today" in report.causes[0].detail
+    assert "[N, V], or one row [V]" in report.causes[0].remedy
+    told = meaning(report)
+    assert told.startswith("The sampler raised an error")
+    assert "certain" not in told
 
 
 def test_a_rate_is_refused_by_the_name_that_was_written():

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from mrv2.checks.findings import RunVerdict
+from mrv2.stats.causes.draws import distribution_causes
 from mrv2.stats.decision import run_audit
 from mrv2.stats.distribution_layer import DistributionLayer, RowPlan, count_draws, draws_needed, pairs_needed
 from mrv2.stats.distributions import (
@@ -85,6 +86,17 @@ def test_planted_defects_fail_where_they_should(target, expected):
     decision = audit(target, [row for row in ROWS if expected.startswith(f"{row.name}:")])
     assert decision.verdict is RunVerdict.FAIL
     assert expected in failed(decision)
+
+
+def test_shared_noise_is_told_in_pairs_and_not_in_p_values():
+    pairs = pairs_needed(PLAN)
+    found = run_audit([DistributionLayer([], pairs)], Multinomial(key=np.zeros_like), PLAN, Silent())
+    causes = distribution_causes(found, found.decision.failed)
+    told = next(cause.detail for cause in causes if cause.kind.endswith("differ in seeds"))
+    assert (
+        told
+        == f"Of {pairs:,} pairs of keys that differ in seeds, {pairs:,} drew the same token, {pairs / V:,.2f} expected"
+    )
 
 
 def test_keys_that_are_added_show_in_the_traded_pairs():
