@@ -23,6 +23,14 @@ DISTRIBUTION = (
         "a rejected draft is replaced by a draw from the target alone",
     ),
     Mutation(
+        "drafts_of_another_request",
+        _REJECTION,
+        "        draft_ptr = draft_logits_ptr + (row * DRAFTS + offset) * vocab_size\n        target_top",
+        "        draft_ptr = draft_logits_ptr + (tl.load(rows_ptr).to(tl.int64) * DRAFTS + offset) * vocab_size\n"
+        "        target_top",
+        "a draft is judged by what the batch's first request drew from",
+    ),
+    Mutation(
         "recovery_without_subtraction",
         _REJECTION,
         "rest = weight * tl.exp(p - target_sum) - tl.where(q == q, q, 0.0)",

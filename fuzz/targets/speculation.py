@@ -13,6 +13,8 @@ from mrv2.stats.targets import SpeculativeDraws
 
 #: Requests in one launch of the kernels.
 REQUESTS = 4096
+#: Of so many requests in a batch one is a stranger.
+STRANGERS = 8
 
 
 class ReferenceSpeculation:
@@ -57,7 +59,11 @@ class ReferenceSpeculation:
 
 
 class _Batch:
-    """N requests of one draw each, in rows 0 to N - 1, and what the kernels read of them."""
+    """N requests of one draw each among strangers, and what the kernels read of them.
+
+    A stranger has other logits and another temperature, and the batch is in another order than the rows of the state
+    table: a kernel that reads what is another request's draws from another distribution.
+    """
 
     def __init__(
         self,
@@ -79,17 +85,24 @@ class _Batch:
         self, temperature: NDArray[np.float32], seeds: NDArray[np.uint64], positions: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Drafts [N, k] and emitted tokens [N, k + 1]."""
-        count = len(seeds)
-        tables = self._tables(temperature, seeds)
-        states = self._states(positions)
+        draws = np.arange(len(seeds))
+        places = draws + draws // (STRANGERS - 1) + 1
+        count = int(places[-1]) + 1
+        of_draw = np.clip(np.arange(count) - np.arange(count) // STRANGERS - 1, 0, None)
+        strange = np.arange(count) % STRANGERS == 0
+        self._strange = self._on_device(np.flatnonzero(strange))
+        temperature, seeds, positions = temperature[of_draw], seeds[of_draw], positions[of_draw]
+        temperature = np.where(strange, temperature / 2, temperature).astype(np.float32)
+        tables = self._tables(temperature[::-1], seeds[::-1])
+        states = self._states(positions[::-1])
         batch = self._inputs(count, positions)
         verifier = self._verifier(count)
         for offset in range(self._drafts):
             self._propose(offset, count, tables, states, batch, verifier)
-        places = self._on_device(positions)[:, None] + self._torch.arange(self._drafts, device=self._device)
-        drafts = states.token_ids.gather(1, places).cpu().numpy().astype(np.int64)
+        columns = self._on_device(positions[::-1])[:, None] + self._torch.arange(self._drafts, device=self._device)
+        drafts = states.token_ids.gather(1, columns).cpu().numpy().astype(np.int64)[::-1]
         emitted = self._verify(count, tables, states, batch, verifier)
-        return drafts, emitted
+        return drafts[places], emitted[places]
 
     def _on_device(self, values: NDArray[Any], kind: str = "int64") -> Any:
         return self._torch.from_numpy(np.ascontiguousarray(values).astype(kind)).to(self._device)
@@ -119,7 +132,7 @@ class _Batch:
         )
 
     def _inputs(self, count: int, positions: NDArray[np.int64]) -> SimpleNamespace:
-        rows, size = np.arange(count), self._drafts + 1
+        rows, size = np.arange(count)[::-1], self._drafts + 1
         bounds = self._on_device(np.arange(count + 1) * size, "int32")
         return SimpleNamespace(
             num_requests=count,
@@ -132,6 +145,12 @@ class _Batch:
             sample_positions=self._on_device((positions[:, None] + np.arange(size)).reshape(-1), "int32"),
         )
 
+    def _of_each(self, logits: Any, count: int) -> Any:
+        """Rows [n, V] of every request of the batch, [count * n, V]; those of strangers the other way round."""
+        every = logits.repeat(count, 1, 1)
+        every[self._strange] = logits.flip(1)
+        return every.flatten(0, 1)
+
     def _verifier(self, count: int) -> Any:
         config = SimpleNamespace(
             drafts=self._drafts, verification=self._verification, draws_drafts=True, max_num_reqs=count
@@ -142,14 +161,14 @@ class _Batch:
     def _propose(
         self, offset: int, count: int, tables: Any, states: Any, batch: SimpleNamespace, verifier: Any
     ) -> None:
-        logits = self._draft[offset].expand(count, -1)
+        logits = self._of_each(self._draft[offset : offset + 1], count)
         drawing = self._part("speculation.drawing")
         every = self._torch.ones(count, dtype=self._torch.int32, device=self._device)
         drawing.draw_draft(logits, offset, every, batch.rows, tables, states, verifier.draft_logits)
 
     def _verify(self, count: int, tables: Any, states: Any, batch: Any, verifier: Any) -> NDArray[np.int64]:
         gumbel, logprobs = self._part("sampling.gumbel"), self._part("sampling.logprobs")
-        logits = self._target.repeat(count, 1)
+        logits = self._of_each(self._target, count)
         sampled = gumbel.sample(logits, batch.logit_rows, batch.sample_positions, tables.temperature, tables.seeds)
         processed = gumbel.Processed(tables.stages, logits, tables.stages)
         reported = logprobs.Reported(logits, tables.stages, sampled.statistics, True)

@@ -20,7 +20,7 @@ from mrv2.refrunner.oracle import speculation as oracle
 DRAWS = 12_000
 FALSE_ALARM = 1e-4
 MANY = bool(os.environ.get("MRV2_SPECULATION_MUTANTS"))
-MUTANTS = DISTRIBUTION if MANY else DISTRIBUTION[:2]
+MUTANTS = DISTRIBUTION if MANY else DISTRIBUTION[:3]
 
 
 def softmax(logits):
