@@ -70,6 +70,7 @@ def bench(
         names, checkpoint = _names(runner), load_checkpoint(model)
         longest = min(checkpoint.config.max_position_embeddings, LONGEST)
         arrivals = _within(_trace(trace, requests, seed), longest)
+        _require_room(shared_prefix, arrivals)
         config = RunnerConfig(
             device=device, dtype=dtype, attention=attention, graph_mode=graph_mode, max_num_reqs=max_num_reqs,
             max_num_batched_tokens=max_num_batched_tokens, max_model_len=longest, speculation=speculation,
@@ -128,6 +129,23 @@ def _within(trace: tuple[Arrival, ...], longest: int) -> tuple[Arrival, ...]:
                 "a model with a longer context, fewer --requests, or another --trace",
             )
     return trace
+
+
+def _require_room(shared_prefix: int, trace: tuple[Arrival, ...]) -> None:
+    """Two prompts at least must have the prefix, and something of their own.
+
+    Raises:
+        InputError: they are too short, and nothing would be shared although the report said so.
+    """
+    longest = sorted((one.prompt for one in trace), reverse=True)[:2]
+    if shared_prefix and sum(length > shared_prefix for length in longest) < 2:
+        told = " and ".join(map(str, longest))
+        raise InputError(
+            f"--shared-prefix {shared_prefix}",
+            f"at least two prompts of the trace must be longer, and the longest have {told} tokens",
+            "prompts that are shorter have no part in it, so nothing would be found in the cache",
+            "a shorter prefix, more --requests, or a --trace of longer prompts",
+        )
 
 
 def _blocks(trace: tuple[Arrival, ...], requests: int, block_size: int = 16) -> int:

@@ -257,6 +257,7 @@ def test_the_command_prints_a_table_and_writes_a_report(tmp_path):
         (["--runner", "v2,v2"], "each once"),
         (["--trace", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--speculation", "ngram"], "for baseline_v1"),
+        (["--shared-prefix", "128"], "at least two prompts of the trace must be longer"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(arguments, words):
