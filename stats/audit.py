@@ -6,10 +6,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from mrv2.checks.findings import RunVerdict, combine
 
+from .answers import AnswerError, Checked
 from .causes.draws import contract_causes, distribution_causes, drawn_rows, noise_causes, raised_cause, replay_causes
 from .causes.parts import filter_causes, logprob_causes, speculation_causes
 from .decision import Audit, JudgedTest, run_audit
@@ -18,7 +20,7 @@ from .distribution_layer import RowPlan
 from .errors import ArgumentError, require_rate
 from .evidence_layer import Campaign, EvidenceLayer, evidence_key
 from .layers import AuditPlan, Layer, LayerResult, LayerTest, Progress, Silent, exact_test
-from .ledger import EvidenceLedger
+from .ledger import EvidenceKey, EvidenceLedger
 from .profiles import AffordableDistribution, Profile, layers_of, profile_of
 from .tail_profile import TailProfile, tail_profile
 from .targets import (
@@ -40,6 +42,7 @@ _OVERTIME = 3.0  # times the profile's seconds at which an audit whose time was 
 # Shares of the time that are kept for layers while those before them run; a layer without one has little to do.
 _RESERVED: Mapping[str, float] = {"speculative": 0.15, "distribution": 0.4, "evidence": 0.2}
 _LITTLE = 0.05
+_LONGEST_NAME = 60  # of a target, as reports show it
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,7 @@ def audit(
         verdict = combine([verdict, RunVerdict.INCONCLUSIVE])
     causes = _causes(found, target) if verdict is RunVerdict.FAIL else ()
     tails = tail_profile(drawn_rows(found.results, tuple(found.repeats.values())))
-    name = str(getattr(target, "name", type(target).__name__))
+    name = " ".join(str(getattr(target, "name", type(target).__name__)).split())[:_LONGEST_NAME]
     return AuditReport(name, settings, found, verdict, causes, tails, counter.draws, clock() - start)
 
 
@@ -169,7 +172,10 @@ def _layers(settings: Settings, target: object, plan: AuditPlan, start: float) -
         distribution = made["distribution"]
         assert isinstance(distribution, AffordableDistribution)
         profile_ends = plan.time.until(min(plan.time.end, start + settings.profile.seconds))
-        made["evidence"] = _Nightly(settings.profile, settings.ledger, distribution, profile_ends)
+        # Where a target names no identity, its class does.
+        key_of = partial(evidence_key, target)
+        EvidenceLedger(settings.ledger).require_usable()
+        made["evidence"] = _Nightly(settings.profile, settings.ledger, distribution, profile_ends, key_of)
     wanted = [made[name] for name in LAYERS if name in made and name in (settings.layers or LAYERS)]
     kept = [_RESERVED.get(layer.name, _LITTLE) * _can_answer(target, layer.name) for layer in wanted]
     state = _State()
@@ -187,6 +193,7 @@ class _Nightly:
     ledger: Path
     distribution: AffordableDistribution
     time: TimeBudget
+    key_of: Callable[[int], EvidenceKey]
     name: str = "evidence"
 
     def run(self, target: object, plan: AuditPlan, progress: Progress) -> LayerResult:
@@ -195,7 +202,7 @@ class _Nightly:
             return LayerResult(self.name, (), not_run="the target draws no tokens")
         chosen, size = self.distribution.chosen(target, plan).rows
         rows = [RowPlan(planned.row, math.ceil(planned.draws / self.profile.more)) for planned in chosen.rows]
-        layer = EvidenceLayer(rows, EvidenceLedger(self.ledger), evidence_key(target, size))
+        layer = EvidenceLayer(rows, EvidenceLedger(self.ledger), self.key_of(size))
         return Campaign(layer, self.time.over).run(target, plan, progress)
 
 
@@ -225,9 +232,17 @@ def _causes(found: Audit, target: object) -> tuple[Cause, ...]:
         for cause in named:
             causes.setdefault(cause.kind, cause)
     for test in raised:
-        cause = raised_cause(str(test.first.evidence["raised"]))
+        cause = _cause_of_error(str(test.first.evidence["raised"]))
         causes.setdefault(cause.kind, cause)
     return tuple(causes.values())
+
+
+def _cause_of_error(told: str) -> Cause:
+    """Of an error that ended a layer, as it was told."""
+    form = f"{AnswerError.__name__}: "
+    if told.startswith(form):
+        return Cause("answers of the wrong form", told.removeprefix(form), "answer as the method declares it")
+    return raised_cause(told)
 
 
 def _answered(failed: Sequence[JudgedTest]) -> tuple[list[JudgedTest], list[JudgedTest]]:
@@ -279,7 +294,9 @@ class _Guarded:
             return LayerResult(self.name, (), not_run=NO_TIME)
         self._state.started = True
         try:
-            result = self._layer.run(target, replace(plan, time=self._time), progress)
+            # The contract layer judges the form of answers itself.
+            asked = target if self.name == "contract" or not _can_answer(target, self.name) else Checked(target)
+            result = self._layer.run(asked, replace(plan, time=self._time), progress)
         except Exception as error:
             if not _is_targets(error):
                 raise
@@ -329,6 +346,8 @@ def require_answers(target: object) -> None:
 
 def _is_targets(error: BaseException) -> bool:
     """Whether code of the target was running: any frame below ours that is not of this package or of a library."""
+    if isinstance(error, AnswerError):
+        return True
     frame, modules = error.__traceback__, []
     while frame is not None:
         modules.append(str(frame.tb_frame.f_globals.get("__name__", "")))

@@ -25,6 +25,7 @@ SEEDS = (0, 1, 2**31, 2**32, 2**63, 2**64 - 1)
 POSITIONS = (0, 1, 2**16, 2**31 - 1)
 _FAVOURITE = 60.0  # a logit that is drawn although noise may reach 45
 _LANES = 24
+_CROWD = 44 * _LANES  # rows of a large batch: more than 1024
 
 _Keys = tuple[NDArray[np.float32], NDArray[np.uint64], NDArray[np.int64]]
 
@@ -301,14 +302,15 @@ def _padding(call: _Call, plan: AuditPlan, random: np.random.Generator) -> Itera
 
 
 def _strides(call: _Call, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
-    """Rows of a wider table whose other columns would win."""
+    """Rows of a wider table whose other columns would win; within each row one token leads by far, so that a sampler
+    with a generator of its own has one right answer, too."""
     for width in (129, 1025):
         table = random.normal(size=(6, 2 * width)).astype(np.float32)
-        table[:, width:] = _FAVOURITE
-        temperature, seeds, positions = _keys(random, 6)
-        view = call(table[:, :width], temperature, seeds, positions)
-        alone = call(np.ascontiguousarray(table[:, :width]), temperature, seeds, positions)
-        yield _case(view != alone, {"width": width, "stride": 2 * width}, view, alone)
+        table[:, width:] = 2 * _FAVOURITE
+        leads = random.integers(width, size=6)
+        table[np.arange(6), leads] = _FAVOURITE
+        tokens = call(table[:, :width], *_keys(random, 6))
+        yield _case(tokens != leads, {"width": width, "stride": 2 * width}, tokens, leads)
 
 
 def _far_keys(call: _Call, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
@@ -340,13 +342,27 @@ def _order_of_batch(call: _Call, plan: AuditPlan, random: np.random.Generator) -
 
 
 def _company(call: _Call, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
-    """Rows alone, in pairs, and at the end of a batch of others."""
+    """Rows alone, in pairs, and at the end of a batch of others; batches larger than a block of rows, and one row."""
     rows, keys = random.normal(size=(_LANES, 1025)).astype(np.float32), _keys(random, _LANES)
     together = call(rows, *keys)
     for size in (1, 2, 5):
         some = np.arange(_LANES - size, _LANES)
         alone = call(rows[some], *_some(keys, some))
         yield _case(alone != together[some], _key_of(keys, some, alone != together[some], 1025), alone, together[some])
+    keys = _keys(random, _CROWD)
+    keys[0][::8] = 0.0
+    for crowd in (random.normal(size=(_CROWD, 129)), random.normal(size=129)):
+        yield from _crowd(call, crowd.astype(np.float32), keys)
+
+
+def _crowd(call: _Call, rows: NDArray[np.float32], keys: _Keys) -> Iterator[_Case]:
+    """A batch beyond the usual limits of fast paths (64, 256, 1024 rows), against the same rows in small ones."""
+    together = call(rows, *keys)
+    for start in range(0, _CROWD, _LANES):
+        some = np.arange(start, start + _LANES)
+        few = call(rows if rows.ndim == 1 else rows[some], *_some(keys, some))
+        wrong = few != together[some]
+        yield _case(wrong, {"batch": _CROWD, **_key_of(keys, some, wrong, 129)}, together[some], few)
 
 
 _CHECKS: dict[str, Check] = {

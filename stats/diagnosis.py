@@ -63,14 +63,13 @@ def distribution_cause(strata: Mapping[float, Sequence[Stratum]]) -> Cause | Non
         strata: nominal temperature to the draws taken at it.
     """
     every = [stratum for group in strata.values() for stratum in group if stratum.draws]
-    return (
-        _always_argmax(every)
-        or _wrong_temperature(strata)
-        or _shifted_ids(strata)
-        or _top_missing(every)
-        or _hole(every)
-        or _tail_missing(every)
-    )
+    return _always_argmax(every) or _wrong_temperature(strata) or shape_cause(strata)
+
+
+def shape_cause(strata: Mapping[float, Sequence[Stratum]]) -> Cause | None:
+    """As :func:`distribution_cause`, for draws that no temperature explains."""
+    every = [stratum for group in strata.values() for stratum in group if stratum.draws]
+    return _always_argmax(every) or _shifted_ids(strata) or _top_missing(every) or _hole(every) or _tail_missing(every)
 
 
 def fit_temperature(strata: Sequence[Stratum]) -> tuple[float, float]:

@@ -71,6 +71,27 @@ class EvidenceLedger:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def require_usable(self) -> None:
+        """Refuse a file that evidence cannot be read from and added to, before anything is drawn for it.
+
+        Raises:
+            ArgumentError: it cannot be opened or made.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab+"):
+                pass
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: OSError) -> ArgumentError:
+        return ArgumentError(
+            f"ledger {self.path}",
+            f"evidence is added to a file; {error.strerror or error}",
+            "what is not kept adds up to nothing",
+            "a file, new or with the evidence of earlier nights, in a folder that you may write to",
+        )
+
     def append(self, key: EvidenceKey, portion: str, counts: NDArray[np.int64]) -> None:
         """Write a portion, durable when this returns; other processes may do the same.
 
@@ -80,12 +101,17 @@ class EvidenceLedger:
             counts: int64 [K].
 
         Raises:
-            ArgumentError: a count is negative.
-            OSError: the file cannot be written.
+            ArgumentError: a count is negative, or the file cannot be written.
         """
         if not np.all(np.asarray(counts) >= 0):
             raise ArgumentError("counts", "0 or above", "draws cannot be taken back", "counts of this portion alone")
         line = _line({"schema": _SCHEMA, "key": asdict(key), "portion": portion, "counts": np.asarray(counts).tolist()})
+        try:
+            self._write(line)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _write(self, line: bytes) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

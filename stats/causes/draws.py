@@ -11,8 +11,8 @@ import numpy as np
 from mrv2.checks.findings import JSON
 
 from ..decision import Audit, JudgedTest
-from ..diagnosis import Cause, distribution_cause, fit_temperature, replay_cause
-from ..gof import rank_test
+from ..diagnosis import Cause, fit_temperature, replay_cause, shape_cause
+from ..gof import index_test, rank_test
 from ..layers import LayerResult, RowDraws
 from ..planted.faults import bfloat16
 from ..replay_layer import ReplayResult, noise_scores
@@ -26,6 +26,7 @@ _LANES = 16
 _KEYS = 2**20  # random keys whose noise is compared: 128 pairs if 32 bits tell them apart
 _FEWEST_PAIRS = 8
 _USUAL, _UNHEARD_OF = 3.0, 6.0  # standard errors
+_EXPLAINED, _NO_TEMPERATURE = 1e-3, 1e-5  # p-values of groups with the temperature that fits best
 _TELLING = 25.0  # expected draws from which on a tail is shown as the example
 
 #: What to do about noise that is too coarse for rare tokens.
@@ -313,17 +314,23 @@ def _tail_cause(profile: TailProfile) -> Cause:
 
 
 def _temperature_cause(draws: Mapping[str, Sequence[RowDraws]]) -> Cause | None:
-    """The row whose draws say most about the temperature, if another temperature explains them."""
-    fits = []
+    """The row whose draws say most about the temperature, if another temperature explains them and all other rows.
+
+    A row that no temperature at all explains, a flat one for example, shows another fault, and a tail that moved with
+    it looks like a temperature by itself.
+    """
+    fits, refuted = [], False
     for name, runs in draws.items():
         stratum = _stratum(runs)
         if stratum is None or stratum.draws == 0:
             continue
         factor, gain = fit_temperature([stratum])
         refit = Stratum(log_softmax(stratum.log_probabilities, factor), stratum.tokens)
-        if gain > 25.0 and rank_test([refit]).p_value >= 1e-3:
+        least = rank_test([refit]).p_value
+        if gain > 25.0 and least >= _EXPLAINED:
             fits.append((gain, name, factor))
-    if not fits:
+        refuted |= min(least, index_test([refit]).p_value) < _NO_TEMPERATURE
+    if refuted or not fits:
         return None
     gain, name, factor = max(fits)
     rounded = float(bfloat16(np.array([0.7], np.float32))[0]) / float(np.float32(0.7))
@@ -345,16 +352,19 @@ _ROUNDED = Cause(
 
 
 def _stratum(runs: Sequence[RowDraws]) -> Stratum | None:
+    """The draws of a row one by one, or of very many a random part; None without any, or with impossible ones."""
     counts = np.sum([run.counts for run in runs], axis=0)
-    if not 0 < counts.sum() <= _MOST_TOKENS or np.isneginf(runs[0].log_probabilities[counts > 0]).any():
+    if not counts.sum() or np.isneginf(runs[0].log_probabilities[counts > 0]).any():
         return None
+    if counts.sum() > _MOST_TOKENS:
+        counts = np.random.default_rng(0).binomial(counts, _MOST_TOKENS / counts.sum())
     return Stratum(runs[0].log_probabilities, np.repeat(np.arange(counts.size), counts))
 
 
 def _shape_cause(draws: Mapping[str, Sequence[RowDraws]], failed: Sequence[JudgedTest]) -> Cause | None:
     for test in failed:
         stratum = _stratum(draws[test.first.part]) if test.first.part in draws else None
-        cause = distribution_cause({1.0: [stratum]}) if stratum is not None else None
+        cause = shape_cause({1.0: [stratum]}) if stratum is not None else None
         if cause is not None:
             return cause
     return None

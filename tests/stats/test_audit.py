@@ -124,6 +124,59 @@ def test_an_error_in_every_call_is_a_finding_too(layer):
     assert "certain" not in told
 
 
+class _Answering(CleanSampler):
+    """Answers one method in another form."""
+
+    def __init__(self, method, answer):
+        setattr(self, method, lambda *arguments: answer(getattr(CleanSampler, method)(self, *arguments)))
+
+
+@pytest.mark.parametrize(
+    ("layer", "method", "answer"),
+    [
+        ("noise", "noise", lambda right: np.zeros(3)),
+        ("noise", "words", lambda right: right.astype(float)),
+        ("replay", "noise", lambda right: None),
+        ("filters", "kept", lambda right: right[:, :3]),
+        ("filters", "sample_filtered", lambda right: right[:-1]),
+        ("logprobs", "logprobs", lambda right: right[:, :3]),
+        ("logprobs", "ranks", lambda right: right.astype(np.float32)),
+        ("logprobs", "prompt_logprobs", lambda right: "none"),
+        ("speculative", "speculate", lambda right: 5),
+        ("distribution", "count", lambda right: 0 * right),
+        ("distribution", "count", lambda right: right.astype(float)),
+        ("distribution", "count", lambda right: right[:-1]),
+    ],
+)
+def test_an_answer_of_another_form_is_a_finding_and_no_error_of_ours(layer, method, answer):
+    report = run(_Answering(method, answer), layer)
+    assert report.verdict is RunVerdict.FAIL
+    assert report.causes[0].kind == "answers of the wrong form"
+
+
+@pytest.mark.parametrize("bits", [0, -1, 65, 200, "many", None])
+def test_bits_that_no_word_has_are_a_finding(bits):
+    target = CleanSampler()
+    target.noise_bits = bits
+    report = run(target, "noise")
+    assert report.verdict is RunVerdict.FAIL
+    assert f"noise_bits = {bits!r}" in report.causes[0].detail
+
+
+def test_answers_may_be_lists_of_integers():
+    """Whatever numpy takes for an array of the right form."""
+    target = _Answering("sample", lambda right: right.tolist())
+    assert run(target, "contract", "replay").verdict is RunVerdict.PASS
+
+
+def test_a_long_name_is_one_short_line():
+    target = CleanSampler()
+    target.name = "a\nname " + 500 * "x"
+    report = run(target, "contract")
+    assert len(report.target) <= 60
+    assert "\n" not in report.target
+
+
 def test_a_rate_is_refused_by_the_name_that_was_written():
     with pytest.raises(ArgumentError, match=r"^alpha=0\.0"):
         settings(alpha=0.0)

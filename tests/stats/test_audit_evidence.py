@@ -34,3 +34,22 @@ def test_overnight_keeps_a_ledger_and_others_only_where_one_is_named():
     assert settings("overnight").ledger == LEDGER and settings("pr").ledger is None
     with pytest.raises(ArgumentError, match="ledger"):
         settings("pr", layers=("evidence",))
+
+
+@pytest.mark.parametrize("name", ["", "file/ledger.jsonl"])
+def test_a_ledger_that_cannot_be_used_is_refused_and_is_no_fault_of_the_sampler(tmp_path, name):
+    (tmp_path / "file").write_text("")
+    chosen = settings(layers=("evidence",), vocab_size=300, ledger=tmp_path / name)
+    with pytest.raises(ArgumentError, match="evidence is added to a file"):
+        audit(CleanSampler(), chosen)
+
+
+def test_a_disk_that_fills_up_is_no_fault_of_the_sampler(tmp_path, monkeypatch):
+    def full(self, line):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(EvidenceLedger, "_write", full)
+    chosen = settings(layers=("evidence",), seconds=300.0, vocab_size=300, ledger=tmp_path / "ledger.jsonl")
+    target, clock = timed(CleanSampler(), call=1e-3, draw=1e-3)
+    with pytest.raises(ArgumentError, match="No space left"):
+        audit(target, chosen, clock=clock)

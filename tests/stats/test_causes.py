@@ -8,7 +8,7 @@ from mrv2.stats.causes.parts import _SPECULATION, filter_causes, speculation_cau
 from mrv2.stats.contract_layer import ContractLayer
 from mrv2.stats.decision import run_audit
 from mrv2.stats.distribution_layer import DistributionLayer, RowPlan, draws_needed
-from mrv2.stats.distributions import half_head, ladder, zipf
+from mrv2.stats.distributions import flat, half_head, ladder, zipf
 from mrv2.stats.filters_layer import FiltersLayer
 from mrv2.stats.layers import AuditPlan, Silent
 from mrv2.stats.planted.clean import CleanSampler, multinomial
@@ -85,6 +85,24 @@ def test_a_rounded_temperature_shows_in_counts_too():
     found = audited(TokensOnly(RoundedTemperature()), [half_head(V), zipf(V)], 4.0)
     (cause,) = distribution_causes(found, found.decision.failed)
     assert cause.kind == "temperature rounded to bfloat16"
+
+
+class _FewHeads(CleanSampler):
+    """The likeliest token comes too rarely, and so do ids behind the first block where all are alike."""
+
+    def counts_of(self, logits, temperature, draws, random):
+        law = np.exp(log_softmax(logits, temperature))
+        part = slice(1024, None) if np.ptp(logits) == 0 else logits.argmax()
+        law[part] *= 0.9
+        return multinomial(law, draws, random)
+
+
+def test_a_row_that_no_temperature_explains_refutes_it():
+    """The tail behind a head moves as at another temperature, but then a flat row would stay as it is."""
+    target, rows = TokensOnly(_FewHeads()), [half_head(3003), flat(3003)]
+    alone, both = (audited(target, some, 0.3) for some in (rows[:1], rows))
+    assert [cause.kind for cause in distribution_causes(alone, alone.decision.failed)] == ["wrong temperature"]
+    assert [cause.kind for cause in distribution_causes(both, both.decision.failed)] == ["no known cause"]
 
 
 class TestSpeculation:

@@ -97,9 +97,33 @@ def test_a_sampler_that_ignores_strides_fails():
     assert "rows with a stride" in failed(CallableSampler(flattened))
 
 
+def test_a_correct_sampler_with_a_generator_of_its_own_fails_nothing():
+    random = np.random.default_rng(0)
+
+    def drawn(logits, temperature, seeds, positions):
+        return CLEAN.sample(logits, temperature, random.integers(0, 2**64, len(seeds), dtype=np.uint64), positions)
+
+    assert failed(CallableSampler(drawn, keyed=False)) == set()
+
+
+@pytest.mark.parametrize("limit", [64, 256, 1024])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_fault_of_large_batches_alone_is_seen(limit, shared):
+    """A path for large batches that reads another row's key; calls of all other checks are smaller."""
+
+    def drawn(logits, temperature, seeds, positions):
+        tokens = CLEAN.sample(logits, temperature, seeds, positions)
+        if len(seeds) > limit and (logits.ndim == 1) == shared:
+            tokens[limit] = tokens[0]
+            tokens[limit + 1 :] = tokens[1 : len(seeds) - limit]
+        return tokens
+
+    assert failed(CallableSampler(drawn)) == {"draws do not depend on the other rows"}
+
+
 def test_a_sampler_may_refuse_a_row_without_a_possible_id():
     def strict(logits, *keys):
-        assert np.isfinite(np.nanmax(np.where(np.isnan(logits), -np.inf, logits), axis=1)).all()
+        assert np.isfinite(np.nanmax(np.where(np.isnan(logits), -np.inf, logits), axis=-1)).all()
         return CLEAN.sample(logits, *keys)
 
     assert failed(CallableSampler(strict)) == set()
