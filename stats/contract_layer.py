@@ -302,8 +302,10 @@ def _padding(call: _Call, plan: AuditPlan, random: np.random.Generator) -> Itera
 
 
 def _strides(call: _Call, plan: AuditPlan, random: np.random.Generator) -> Iterator[_Case]:
-    """Rows of a wider table whose other columns would win; within each row one token leads by far, so that a sampler
-    with a generator of its own has one right answer, too."""
+    """Rows of a wider table whose other columns would win.
+
+    One token of each row leads by far, so that a sampler with a generator of its own has one right answer, too.
+    """
     for width in (129, 1025):
         table = random.normal(size=(6, 2 * width)).astype(np.float32)
         table[:, width:] = 2 * _FAVOURITE
