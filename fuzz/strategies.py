@@ -33,6 +33,10 @@ TEXTS = 3
 ONE_KNOB_IN = 5
 #: Of so many cases one leaves a knob alone that is to be turned often.
 ONE_DEFAULT_IN = 3
+#: Of so many requests one may draw these tokens alone, with logits far below zero and near each other: whatever else
+#: changes a logit, and a penalty of what is unlikely too, then decides which of them it is.
+ONE_PAIR_IN = 8
+PAIR: Mapping[str, Any] = {"allowed_token_ids": (1, 7), "logit_bias": ((1, -8.0), (7, -8.0))}
 DEVIATIONS = 6
 #: A step of a small runner has about 40 moments; a later one than the run has does nothing.
 LAST_MOMENT = 1500
@@ -190,7 +194,11 @@ def _rare(vocab_size: int, allowed: Callable[[str], bool]) -> SearchStrategy[dic
     choices = [(name, value) for name, values in _values(vocab_size).items() if allowed(name) for value in values]
     if not choices:
         return st.just({})
-    return st.lists(st.sampled_from(choices), max_size=4, unique_by=lambda choice: choice[0]).map(dict)
+    few = st.lists(st.sampled_from(choices), max_size=4, unique_by=lambda choice: choice[0]).map(dict)
+    if not all(map(allowed, PAIR)):
+        return few
+    pairs = st.sampled_from((*[{}] * (ONE_PAIR_IN - 1), PAIR))
+    return st.builds(lambda rare, pair: {**rare, **pair}, few, pairs)
 
 
 def _values(vocab_size: int) -> dict[str, Sequence[Any]]:
