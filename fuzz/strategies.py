@@ -34,7 +34,7 @@ ONE_KNOB_IN = 5
 #: Of so many cases one leaves a knob alone that is to be turned often.
 ONE_DEFAULT_IN = 3
 #: Of so many requests one may draw these tokens alone, with logits far below zero and near each other: whatever else
-#: changes a logit, and a penalty of what is unlikely too, then decides which of them it is.
+#: changes a logit then decides which of them it is. A penalty, where any may be drawn, comes with them.
 ONE_PAIR_IN = 8
 PAIR: Mapping[str, Any] = {"allowed_token_ids": (1, 7), "logit_bias": ((1, -8.0), (7, -8.0))}
 DEVIATIONS = 6
@@ -197,7 +197,8 @@ def _rare(vocab_size: int, allowed: Callable[[str], bool]) -> SearchStrategy[dic
     few = st.lists(st.sampled_from(choices), max_size=4, unique_by=lambda choice: choice[0]).map(dict)
     if not all(map(allowed, PAIR)):
         return few
-    pairs = st.sampled_from((*[{}] * (ONE_PAIR_IN - 1), PAIR))
+    deciding = [{**PAIR, name: value} for name, value in choices if name.endswith("_penalty")] or [PAIR]
+    pairs = st.sampled_from((*[{}] * (ONE_PAIR_IN - 1) * len(deciding), *deciding))
     return st.builds(lambda rare, pair: {**rare, **pair}, few, pairs)
 
 
