@@ -197,8 +197,10 @@ def _rare(vocab_size: int, allowed: Callable[[str], bool]) -> SearchStrategy[dic
     few = st.lists(st.sampled_from(choices), max_size=4, unique_by=lambda choice: choice[0]).map(dict)
     if not all(map(allowed, PAIR)):
         return few
-    deciding = [{**PAIR, name: value} for name, value in choices if name.endswith("_penalty")] or [PAIR]
-    pairs = st.sampled_from((*[{}] * (ONE_PAIR_IN - 1) * len(deciding), *deciding))
+    penalties = [(name, value) for name, value in choices if name.endswith("_penalty")]
+    deciding: list[dict[str, Any]] = [{**PAIR, name: value} for name, value in penalties] or [dict(PAIR)]
+    none: dict[str, Any] = {}
+    pairs = st.sampled_from((*[none] * (ONE_PAIR_IN - 1) * len(deciding), *deciding))
     return st.builds(lambda rare, pair: {**rare, **pair}, few, pairs)
 
 
