@@ -59,7 +59,7 @@ def _instance(reference: str) -> object:
     from .targets import resolve_object, resolve_target
 
     if reference in OWN_TARGETS:
-        return resolve_target(reference)
+        return resolve_target(reference, "TARGET")
     found = resolve_object(f"TARGET {reference!r}", reference)
     return found() if isinstance(found, type) else found
 
@@ -88,7 +88,8 @@ def _answer(command: str, name: str, target: object, checks: tuple[Check, ...], 
 
 def _show(result: Checked) -> None:
     word = "not run" if result.faults is None else "broken" if result.faults else "kept"
-    screen.line(output(), f"{word:8}{result.name}")
+    why = ", since something above is broken" if result.faults is None else ""
+    screen.line(output(), f"{word:8}{result.name}{why}")
     for fault in result.faults or ():
         parts = {"": fault.subject, "rule": fault.rule, "why": fault.reason, "instead": fault.remedy}
         for label, text in parts.items():

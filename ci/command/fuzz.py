@@ -109,7 +109,7 @@ def _options(
     chosen = tuple(name.strip() for name in features.split(",")) if features is not None else None
     names = tuple(models.split(",")) if target in OWN_TARGETS or models != "tiny,tiny-sliding" else ("tiny",)
     with importable(Path.cwd()):
-        check_features(chosen, resolve_target(target))
+        check_features(chosen, resolve_target(target, "TARGET"))
     for name in names:
         load_checkpoint(name)
     options = Options(target, seed, names, chosen, schedule, cases)
@@ -135,7 +135,7 @@ def _seconds(text: str) -> float:
     if match is None or float(match[1]) == 0:
         raise InputError(
             f"--time {text!r}",
-            "a time is a number above zero and a unit, s, m or h",
+            "a time is a number above zero, of seconds or with a unit: s, m or h",
             "the campaign ends then",
             "for example --time 90s, --time 8h",
         )

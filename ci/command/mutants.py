@@ -145,11 +145,22 @@ def _judge_order(judged: Judged, target: str, package: str, site: str | None, wo
         elif "battery" in entry:
             judged.exercises, judged.left_out = entry["battery"]["exercises"], entry["battery"]["left_out"]
             judged.not_entered, total = entry["not_entered"], entry["mutants"]
+            if site is not None and not entry["site_exists"]:
+                raise _no_file(site, package)
         else:
             found = entry["verdict"]
             judged.verdicts.append(found)
             screen.line(notes(), f"[{len(judged.verdicts)}/{total}] {_name(found)}: {_why(found)}")
     judged.verdicts.sort(key=lambda entry: (entry["file"], entry["line"], entry["kind"], entry["operator"]))
+
+
+def _no_file(site: str, package: str) -> InputError:
+    return InputError(
+        f"--site {site}",
+        f"it must name a file or folder of the package {package}, perhaps with a line",
+        "a misspelt place has no mutants, and says nothing of the one that was meant",
+        "a path from inside the package or above it, for example engine.py:12",
+    )
 
 
 def _told(order: Mapping[str, JSON]) -> Iterator[dict[str, Any]]:

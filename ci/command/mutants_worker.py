@@ -53,7 +53,8 @@ def _judge(target: str, package: str, site: str | None, workers: int, tell: Call
         )
         chosen = [one for one in generate(package_folder(package)) if _is_at(site, one.file, one.line)]
         if not chosen:
-            tell(battery={"exercises": [], "left_out": {}}, mutants=0, not_entered=[])
+            exists = site is None or _names_a_file(site, package_folder(package))
+            tell(battery={"exercises": [], "left_out": {}}, mutants=0, not_entered=[], site_exists=exists)
             return
         battery = Battery.of(subject, lambda name: tell(exercise=name))
         loaded = [one for one in chosen if one.file in battery.files_entered]
@@ -63,9 +64,17 @@ def _judge(target: str, package: str, site: str | None, workers: int, tell: Call
             battery={"exercises": exercises, "left_out": dict(battery.left_out)},
             mutants=len(loaded),
             not_entered=others,
+            site_exists=True,
         )
         for verdict in judge_all(battery, loaded, workers):
             tell(verdict=as_json(verdict))
+
+
+def _names_a_file(site: str, folder: Path) -> bool:
+    """Whether a file of the package is named, or lies in the folder that is, whatever the line."""
+    path, _, number = site.rpartition(":")
+    wanted = path if number.isdigit() else site
+    return any(_is_at(wanted, str(file.relative_to(folder)), 0) for file in folder.rglob("*.py"))
 
 
 def _is_at(site: str | None, file: str, line: int) -> bool:

@@ -43,7 +43,7 @@ def program_of_argument(reference: str) -> Callable[[], object]:
     if reference not in OWN_TARGETS and not is_target(f"TARGET {reference!r}", reference):
         return resolve_program(f"TARGET {reference!r}", reference)
     vocab_size = load_checkpoint(MODEL).config.vocab_size
-    return RunnerProgram(resolve_target(reference), quick_workload(vocab_size, 0, NEW_TOKENS))
+    return RunnerProgram(resolve_target(reference, "TARGET"), quick_workload(vocab_size, 0, NEW_TOKENS))
 
 
 def every_edge_of_argument(reference: str) -> Callable[[], object]:
@@ -52,7 +52,7 @@ def every_edge_of_argument(reference: str) -> Callable[[], object]:
     Raises:
         InputError: it cannot be found.
     """
-    return every_edge(resolve_target(reference)) if reference == REFERENCE else program_of_argument(reference)
+    return every_edge(resolve_target(reference, "TARGET")) if reference == REFERENCE else program_of_argument(reference)
 
 
 def name_for_file(reference: str, program: Callable[[], object]) -> dict[str, JSON]:

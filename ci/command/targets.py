@@ -30,22 +30,22 @@ def importable(folder: Path) -> Iterator[None]:
             sys.path.remove(entry)
 
 
-def resolve_target(reference: str) -> RunnerTarget:
-    """The target that ``--target`` names: one of ours, or ``package.module:object``; a class is instantiated.
+def resolve_target(reference: str, named_by: str = "--target") -> RunnerTarget:
+    """The target that a command line names: one of ours, or ``package.module:object``; a class is instantiated.
 
     Raises:
         InputError: the name has another form, cannot be imported, or names something that is no target.
     """
-    path = OWN_TARGETS.get(reference, reference)
+    path, subject = OWN_TARGETS.get(reference, reference), f"{named_by} {reference!r}"
     if not _is_name(path):
         raise InputError(
-            f"--target {reference!r}",
+            subject,
             f"a target is one of {', '.join(OWN_TARGETS)}, or package.module:object",
             "the part before the colon is imported, the part after it looked up there",
-            f"for example --target my_engine.adapter:Target{or_meant(reference)}",
+            f"for example my_engine.adapter:Target{or_meant(reference)}",
         )
-    found = _instance(reference, _named(f"--target {reference!r}", path))
-    _check(reference, found)
+    found = _instance(subject, _named(subject, path))
+    _check(subject, found)
     return cast(RunnerTarget, found)
 
 
@@ -172,7 +172,7 @@ def _likely(found: object, names: list[str]) -> list[str]:
     return ranked[:12] + ([f"... {len(ranked) - 12} more"] if len(ranked) > 12 else [])
 
 
-def _instance(reference: str, found: object) -> object:
+def _instance(subject: str, found: object) -> object:
     """Make an instance if the name is a class."""
     if not isinstance(found, type):
         return found
@@ -182,14 +182,14 @@ def _instance(reference: str, found: object) -> object:
         if four_parts(error):
             raise
         raise InputError(
-            f"--target {reference!r}",
+            subject,
             f"{found.__name__}() must make a target without arguments; it raised {type(error).__name__}: {error}",
             "a class named on the command line gets no arguments",
             "name an instance instead, made in the module with the arguments it needs",
         ) from error
 
 
-def _check(reference: str, found: object) -> None:
+def _check(subject: str, found: object) -> None:
     """Look at each member that the protocol asks for, and name all that are wrong at once."""
     faults = []
     if not isinstance(getattr(found, "name", None), str) or not getattr(found, "name", ""):
@@ -204,7 +204,7 @@ def _check(reference: str, found: object) -> None:
         faults.append("build(config): a method that returns a runner")
     if faults:
         raise InputError(
-            f"--target {reference!r}, of type {type(found).__name__}",
+            f"{subject}, of type {type(found).__name__}",
             f"a target has name, features, knobs and build; missing or wrong here: {'; '.join(faults)}",
             "the stages use these four and nothing else of the target",
             "fulfil mrv2.fuzz.targets.protocols.RunnerTarget",

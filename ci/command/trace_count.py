@@ -54,7 +54,7 @@ def count(
         if write:
             record = {"schema": VERSION, "steps": {name: counts.as_json() for name, counts in steps.items()}}
             write.write_text(json_library.dumps(record, indent=1) + "\n", encoding="utf-8")
-        verdict = verdict_of(findings) if steps else RunVerdict.INCONCLUSIVE
+        verdict = verdict_of(findings) if steps or findings else RunVerdict.INCONCLUSIVE
         if json:
             write_report(json, _as_report(program, steps, findings, verdict))
         _print(output(), steps, findings, verdict, compared=recorded is not None)
@@ -96,7 +96,7 @@ def _counted(name: str) -> dict[str, StepCounts]:
 
     with importable(Path.cwd()):
         if name in OWN_TARGETS or is_target(f"PROGRAM {name!r}", name):
-            target = resolve_target(name)
+            target = resolve_target(name, "PROGRAM")
             return {step: counts for way in ways(target) for step, counts in count_steps(target, way).items()}
         program: Callable[[], object] = resolve_program(f"PROGRAM {name!r}", name)
         counter = StepCounter()
@@ -119,7 +119,11 @@ def _print(
         screen.line(console, "  ".join((name.ljust(width), *cells)))
     screen.print_findings(console, [ReportedFinding(finding) for finding in findings])
     found = f"{screen.count(len(findings), 'difference')} from the record" if compared else "compared with no record"
-    told = f"{screen.count(len(steps), 'step')} counted, {found}" if steps else "no step, so nothing was counted"
+    told = (
+        f"{screen.count(len(steps), 'step')} counted, {found}"
+        if steps or findings
+        else "no step gave the device work, so nothing was counted"
+    )
     screen.line(console, f"{verdict.value.upper()}: {told}")
 
 

@@ -59,6 +59,12 @@ def test_a_place_without_an_edge_is_inconclusive(elsewhere):
     assert "nothing to kill" in result.stdout
 
 
+def test_a_place_in_no_file_of_the_package_is_an_error(elsewhere):
+    result = run("mutants", TARGET, "--package", "async_engine", "--site", "engin.py:1")
+    assert result.exit_code == 2, result.output
+    assert "--site engin.py:1" in result.stderr and "the package async_engine" in result.stderr
+
+
 def test_an_adapter_outside_of_its_package_must_name_it(elsewhere):
     result = run("mutants", TARGET)
     assert result.exit_code == 2

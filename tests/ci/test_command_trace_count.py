@@ -34,6 +34,43 @@ def nothing():
     pass
 """
 
+HOST_ONLY = """
+from mrv2.refrunner.api import StepOutput
+
+class Target:
+    name, features, knobs = "host only", frozenset(), {}
+
+    def build(self, config):
+        return Runner()
+
+class Runner:
+    def __init__(self):
+        self.missing = {}
+
+    def execute(self, step):
+        self.missing.update({request.request_id: len(request.token_ids) for request in step.new})
+        ends = []
+        for name, count in dict(step.scheduled).items():
+            self.missing[name] -= count
+            if self.missing[name] == 0:
+                self.missing[name] = 1
+                ends.append(name)
+        return Handle(ends)
+
+    def invariants(self):
+        return []
+
+    def close(self):
+        pass
+
+class Handle:
+    def __init__(self, ends):
+        self.ends = ends
+
+    def result(self):
+        return StepOutput({name: (7,) for name in self.ends}, {name: (-1.0,) for name in self.ends})
+"""
+
 
 def mrv2(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["trace", "count", *arguments])
@@ -71,7 +108,17 @@ def test_a_launch_more_fails_with_its_line() -> None:
 
 def test_a_program_that_does_nothing_is_inconclusive() -> None:
     done = mrv2("counted_program:nothing")
-    assert (done.exit_code, done.stdout.splitlines()[-1]) == (3, "INCONCLUSIVE: no step, so nothing was counted")
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (
+        3,
+        "INCONCLUSIVE: no step gave the device work, so nothing was counted",
+    )
+
+
+def test_a_program_that_stopped_doing_anything_differs_from_its_record() -> None:
+    mrv2("counted_program:decode", "--write", "counts.json")
+    done = mrv2("counted_program:nothing", "--expect", "counts.json")
+    assert done.exit_code == 1
+    assert "MRV123" in done.stdout and done.stdout.splitlines()[-1].startswith("FAIL: 0 steps counted, ")
 
 
 def test_a_record_that_is_none_is_named_in_four_parts() -> None:
@@ -80,6 +127,15 @@ def test_a_record_that_is_none_is_named_in_four_parts() -> None:
     assert done.exit_code == 2
     assert "error: --expect counts.json" in done.stderr
     assert all(part in done.stderr for part in ("rule ", "why ", "instead "))
+
+
+def test_a_target_that_leaves_the_device_alone_is_inconclusive() -> None:
+    Path("host_only_adapter.py").write_text(HOST_ONLY)
+    done = mrv2("host_only_adapter:Target")
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (
+        3,
+        "INCONCLUSIVE: no step gave the device work, so nothing was counted",
+    )
 
 
 def test_a_target_of_ours_is_known_by_its_name() -> None:
