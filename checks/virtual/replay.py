@@ -349,5 +349,5 @@ def _malformed(path: Path, rule: str) -> CheckError:
         f"replay {path}",
         rule,
         "a run that was guessed at is no repetition",
-        "a file that mrv2 wrote, unchanged",
+        "a file that mrv2 race --replay wrote, or a finding of mrv2 fuzz, unchanged",
     )
