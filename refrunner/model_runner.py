@@ -142,6 +142,7 @@ class ModelRunner:
         if self._device.asynchronous:
             with fresh_memory(self.config.poison):
                 self._run_padding(largest_shape(self.config))
+                self._device.synchronize()
                 self._graphs.capture(self._builder, self._pad)
                 if self._proposer is not None:
                     self._proposer.capture(self._pad(BatchShape(1, 1)), self._states)
