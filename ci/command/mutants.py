@@ -24,7 +24,6 @@ from mrv2.fuzz.targets.named import OWN_TARGETS, REFERENCE
 
 from .environment import describe
 from .shared import DebugOption, JsonOption, exit_code, guarded, notes, output
-from .targets import module_of_target
 
 #: Share of the mutants of order that are not equivalent which must be killed.
 BAR = 0.95
@@ -123,6 +122,9 @@ def mutants(
 
 def _package_of(target: str) -> str:
     """The package that a target lives in."""
+    # Imported here, for it brings numpy, and the command is to start where numpy is broken.
+    from .targets import module_of_target
+
     module = module_of_target(target)
     package = _OWN_PACKAGES.get(target, module.partition(".")[0])
     if package in ("mrv2", module):

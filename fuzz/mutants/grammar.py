@@ -51,8 +51,8 @@ MASKS = (
     Mutation(
         "drafts_not_rolled_back",
         "grammar/compiler.py",
-        "        ahead = self._state.deep_copy()\n",
-        "        ahead = self._state\n",
+        "        fitting, ahead = self.fitting(drafts), self._state.deep_copy()\n",
+        "        fitting, ahead = self.fitting(drafts), self._state\n",
         "a matcher stays behind the drafts, whether or not they are accepted",
     ),
     Mutation(

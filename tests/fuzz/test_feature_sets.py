@@ -487,7 +487,7 @@ class TestWorkers:
         assert (answer["asked"], answer["set"], answer["environment"], answer["failures"]) == (3, 4, CPU, 0)
         assert answer["values"] == dict(SETS[4].values)
         assert answer["steps"] >= 3
-        assert answer["seconds"] > 0
+        assert answer["seconds"] >= 0
 
     def test_processes_are_other_ones(self):
         with workers.processes(1) as pool:
