@@ -81,10 +81,22 @@ def case_at_hand(folder: Path, number: int, process: int) -> Path:
     return folder / WORKERS / f"{number}-{process}.current.json"
 
 
+_CRASH_SIGNALS = (
+    signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS,
+)  # fmt: skip
 #: Of cases that can only be run in a process of their own.
-_CRASHES = frozenset(
-    crash_by(name) for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS")
-)
+_CRASHES = frozenset(crash_by(number.name) for number in _CRASH_SIGNALS)
+
+
+def _die_quietly() -> None:
+    """Let this process, a copy that is expected to crash, end at once.
+
+    Handlers that it inherits, of faulthandler or of a compiler that some library brings, would write down a stack that
+    nobody asked for, one in a hundred; walking it can take minutes.
+    """
+    faulthandler.disable()
+    for number in _CRASH_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 class Stopped(KeyboardInterrupt):
@@ -218,7 +230,7 @@ class Worker:
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child == 0:
-            faulthandler.disable()  # it is known that it ends, and its stack would be one in a hundred
+            _die_quietly()
             with suppress(BaseException):
                 run_case(self._target, script)
             os._exit(0)

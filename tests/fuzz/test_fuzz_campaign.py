@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -423,6 +424,23 @@ def test_a_case_that_never_ends_is_a_finding(tmp_path):
     (case,) = state.findings
     assert case.signature == "hang" and case.script == SMALL and "did not end within 0.01 seconds" in case.text
     assert state.deaths == 1 and state.workers == 0
+
+
+_HANDLED = """
+import faulthandler, os, signal, sys
+from mrv2.fuzz.campaign import worker
+signal.signal(signal.SIGSEGV, lambda number, frame: None)  # a library's handler, below that of faulthandler
+faulthandler.enable()
+{}
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+@pytest.mark.parametrize(
+    ("prepared", "code"), [("worker._die_quietly()", -signal.SIGSEGV), ("faulthandler.disable()", 0)]
+)
+def test_a_copy_that_crashes_ends_whatever_handlers_it_inherited(prepared, code):
+    assert subprocess.run([sys.executable, "-c", _HANDLED.format(prepared)], check=False).returncode == code
 
 
 def test_what_ends_the_process_is_made_small_in_processes_of_its_own(tmp_path, monkeypatch):
