@@ -34,7 +34,7 @@ def audited(target, draws):
 def test_the_runner_passes_the_joint_tables(proposer, verification, vocab_size, num_drafts):
     with triton_cpu.enabled() as session:
         target = RunnerSpeculation(proposer, verification, vocab_size, num_drafts)
-        decision = audited(target, (100_000 if vocab_size == 3 else 400_000) if LONG else 1024)
+        decision = audited(target, (100_000 if vocab_size == 3 else 500_000) if LONG else 1024)
     assert decision.failed == () and session.findings == []
     assert len(decision.tests) >= 2
     assert not LONG or decision.verdict is RunVerdict.PASS, decision.could_have_missed
