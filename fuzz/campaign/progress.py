@@ -28,6 +28,7 @@ class Progress:
         traits: cases by what they had, see ``coverage``.
         states: how often something rare happened, see ``CaseOutcome.counts``.
         hits: cases by the signature of a failure that they showed.
+        environments: versions that workers ran with, each as JSON.
         newest: ``time.time()`` when something was last seen for the first time; 0 before that.
     """
 
@@ -37,6 +38,7 @@ class Progress:
     traits: Counter[str] = field(default_factory=Counter)
     states: Counter[str] = field(default_factory=Counter)
     hits: Counter[str] = field(default_factory=Counter)
+    environments: set[str] = field(default_factory=set)
     newest: float = 0.0
 
     def add(self, line: dict[str, Any]) -> None:
@@ -48,6 +50,8 @@ class Progress:
         self.meetings.update(line.get("meetings", ()))
         for name in ("traits", "states", "hits"):
             getattr(self, name).update(line.get(name, {}))
+        if "environment" in line:
+            self.environments.add(json.dumps(line["environment"], sort_keys=True))
         if len(self.meetings) > before:
             self.newest = max(self.newest, float(line.get("time", 0.0)))
 

@@ -1,7 +1,7 @@
 """What campaigns did, added up, to be kept: ``python -m mrv2.fuzz.campaign.record FOLDER ... --out FILE``.
 
-Folders may come from several machines. All must be of one target, and nothing is left out: a folder that cannot be read
-is an error, and findings are counted.
+Folders may come from several machines, and versions are those that the workers ran with. All must be of one target, and
+nothing is left out: a folder that cannot be read is an error, and findings are counted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 
 from mrv2.checks.errors import CheckError
 from mrv2.checks.findings import JSON
-from mrv2.checks.virtual.replay import environment
 
 from .driver import read_options
 from .durable import write_durably
@@ -50,7 +49,7 @@ def record(folders: Sequence[Path], commit: str) -> dict[str, JSON]:
         "what": "campaigns of mrv2 fuzz, added up",
         "target": targets[0],
         "commit": commit,
-        "environment": dict(environment()),
+        "environments": [json.loads(versions) for versions in sorted(total.environments)],
         "campaigns": len(folders),
         "seeds": sorted({each.seed for each in options}),
         "models": sorted({name for each in options for name in each.models}),
@@ -69,6 +68,7 @@ def _add(total: Progress, part: Progress) -> None:
     for name in ("counts", "seconds", "traits", "states", "hits"):
         getattr(total, name).update(getattr(part, name))
     total.meetings.update(part.meetings)
+    total.environments.update(part.environments)
 
 
 def main(arguments: Iterable[str] | None = None) -> int:

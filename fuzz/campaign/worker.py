@@ -24,6 +24,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from hypothesis.strategies import SearchStrategy
 
 from mrv2.checks.findings import JSON
+from mrv2.checks.virtual.replay import environment
 from mrv2.checks.virtual.schedules import Schedule
 from mrv2.fuzz.case import CaseOutcome, Failure, Refused, run_case
 from mrv2.fuzz.machine import FuzzFailure, RunnerMachine
@@ -124,6 +125,7 @@ class Worker:
         self._store = FindingStore(folder / FINDINGS)
         self._log = ProgressLog(folder / WORKERS, number)
         self._current = case_at_hand(folder, number, os.getpid())
+        self._environment = environment()
         self._seen: set[str] = set()
         self._minimised: set[str] = set()
         self._stop = False
@@ -311,6 +313,7 @@ class Worker:
             "case_seconds": self._case_seconds,
             "cpu_seconds": now - self._began,
             "time": time.time(),
+            "environment": dict(self._environment),
             "meetings": sorted(self._fresh),
             "traits": dict(self._traits),
             "states": dict(self._states),

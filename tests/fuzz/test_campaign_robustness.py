@@ -1,4 +1,4 @@
-"""What is left of a campaign whose driver is killed, or whose disk is full."""
+"""What is left of a campaign whose driver is killed, or whose disk is full; copies of a worker that crash."""
 
 import json
 import os
@@ -162,3 +162,20 @@ def test_a_campaign_in_a_folder_that_is_none_is_refused(tmp_path):
     (tmp_path / "campaign.json").write_text("{")
     with pytest.raises(CheckError, match="must be the folder of a campaign"):
         CampaignDriver(tmp_path, Options("refrunner"), 1, lambda number: ["true"])
+
+
+_HANDLED = """
+import faulthandler, os, signal, sys
+from mrv2.fuzz.campaign import worker
+signal.signal(signal.SIGSEGV, lambda number, frame: None)  # a library's handler, below that of faulthandler
+faulthandler.enable()
+{}
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+@pytest.mark.parametrize(
+    ("prepared", "code"), [("worker._die_quietly()", -signal.SIGSEGV), ("faulthandler.disable()", 0)]
+)
+def test_a_copy_that_crashes_ends_whatever_handlers_it_inherited(prepared, code):
+    assert subprocess.run([sys.executable, "-c", _HANDLED.format(prepared)], check=False).returncode == code

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -426,23 +425,6 @@ def test_a_case_that_never_ends_is_a_finding(tmp_path):
     assert state.deaths == 1 and state.workers == 0
 
 
-_HANDLED = """
-import faulthandler, os, signal, sys
-from mrv2.fuzz.campaign import worker
-signal.signal(signal.SIGSEGV, lambda number, frame: None)  # a library's handler, below that of faulthandler
-faulthandler.enable()
-{}
-os.kill(os.getpid(), signal.SIGSEGV)
-"""
-
-
-@pytest.mark.parametrize(
-    ("prepared", "code"), [("worker._die_quietly()", -signal.SIGSEGV), ("faulthandler.disable()", 0)]
-)
-def test_a_copy_that_crashes_ends_whatever_handlers_it_inherited(prepared, code):
-    assert subprocess.run([sys.executable, "-c", _HANDLED.format(prepared)], check=False).returncode == code
-
-
 def test_what_ends_the_process_is_made_small_in_processes_of_its_own(tmp_path, monkeypatch):
     def judge(target, script):
         if any(isinstance(event, Skip) for event in script.events):
@@ -463,9 +445,11 @@ def test_campaigns_of_several_machines_add_up(tmp_path):
         CampaignDriver(folder, Options("refrunner", seed=number), 1, lambda number: ["true"])
         line = {"cases": 3, "steps": 50, "cpu_seconds": 2.0, "case_seconds": 1.5, "traits": {"top_k": 2}}
         ProgressLog(folder / "workers", 0).write({**line, "states": {"row reuses": 7}, "meetings": ["top_k skip cpu"]})
+        ProgressLog(folder / "workers", 1).write({"environment": {"torch": f"2.{number}"}})
     FindingStore(folders[1] / "findings").add(found())
     sums = record(folders, "abc")
     assert (sums["cases"], sums["steps"], sums["steps_a_cpu_second"], sums["engine_overhead"]) == (6, 100, 25.0, 0.25)
+    assert sums["environments"] == [{"torch": "2.0"}, {"torch": "2.1"}]
     assert sums["seeds"] == [0, 1] and sums["meetings"] == 1 and sums["findings"] == ["wrong"]
     assert sums["cases_with"] == {"top_k": 4} and sums["happened"] == {"row reuses": 14}
     assert main([*map(str, folders), "--commit", "abc", "--out", str(tmp_path / "sums.json")]) == 1
