@@ -83,6 +83,7 @@ class Round:
         preemptions: requests that lost their row.
         speculation: how drafts fared.
         prefixes: what the prefix cache saved.
+        taken: when the host had the output of each step, in ns.
     """
 
     answers: Mapping[str, Answer]
@@ -92,6 +93,7 @@ class Round:
     preemptions: int
     speculation: SpeculationStats
     prefixes: PrefixCacheStats
+    taken: tuple[int, ...]
 
 
 class _Timed:
@@ -194,7 +196,7 @@ def drive(
     nanoseconds, cpu = now() - begin, cpu_now() - cpu_begin
     return Round(
         _answers(engine, timed.outputs, arrived), timed.steps, nanoseconds, cpu,
-        engine.num_preemptions, engine.speculation, engine.prefix_cache,
+        engine.num_preemptions, engine.speculation, engine.prefix_cache, tuple(stamp for stamp, _ in timed.outputs),
     )  # fmt: skip
 
 

@@ -3,25 +3,27 @@
 Usage: python -m mrv2.ci.gpu.runner_speed FILE [--tiny]     FILE gets the figures as JSON; --tiny: a small model
 
 The model has the shape of Qwen3-0.6B and made-up weights. Both runners get the same weights, settings and requests, in
-one process, and take turns. Each round is driven three times: as it is, for seconds; with a clock at the phases, for
-the host's time in each; and under the profiler, for what the device did, with the host slowed down by it.
+one process, and take turns. Each round is driven several times: as it is, for seconds; with a clock at the phases, for
+the host's time in each; and, of fewer steps, under the profiler and as it is. The profiler tells what the device did,
+and slows the host down; the device needs the same time without it, and what it does not need of a step is idle.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mrv2.ci.bench.device_time import DeviceTime, profiled
+from mrv2.ci.bench.device_time import FIRST_STEPS, LAST_STEPS, DeviceTime, profiled
 from mrv2.ci.bench.drive import Asked, Round, collector_at_rest, drive, requests_of
 from mrv2.ci.bench.sides import SIDES, Side, fallbacks
 from mrv2.ci.bench.traces import Arrival, poisson
@@ -39,6 +41,8 @@ from .speculation import SHAPE
 WINDOWS = (FULL_ATTENTION,)
 #: Sides take turns in this order, so that a drift of the machine meets both.
 TURNS = ("v2", "v1", "v1", "v2")
+#: How often the steps that were profiled are driven without the profiler; the median counts.
+REPEATS = 5
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ WORKLOADS = {
     ),
     "long prompts": Workload(
         "prefill of long prompts, one token each: the model's time is nearly all there is",
-        at_once(24, 1500, 1), DRAWN, at_once(6, 1500, 1),
+        at_once(12, 1500, 1), DRAWN, at_once(6, 1500, 1),
     ),
 }  # fmt: skip
 
@@ -133,24 +137,52 @@ def measure(
     return plain, host, peaks
 
 
+def on_device(side: Side, config: RunnerConfig, requests: Sequence[Asked]) -> dict[str, Any]:
+    """What the device did in a step, from the profiler, and how much of a step it idles without the profiler."""
+
+    def run() -> Round:
+        return drive(side, config, WINDOWS, requests)
+
+    device = profiled(run)
+    if device is None:
+        return {}
+    step = median(steady_microseconds(run().taken) for _ in range(REPEATS))
+    return {
+        "device, profiled": device.as_json(),
+        "device, not profiled": {"microseconds a step": step, "idle share": idle_share(device, step)},
+    }
+
+
+def steady_microseconds(taken: Sequence[int]) -> float:
+    """µs a step in the middle of a run, as :mod:`mrv2.ci.bench.device_time` cuts it out.
+
+    Args:
+        taken: when the output of each step was on the host, in ns.
+    """
+    middle = taken[FIRST_STEPS : len(taken) - LAST_STEPS] if len(taken) > FIRST_STEPS + LAST_STEPS + 1 else taken
+    return (middle[-1] - middle[0]) / 1e3 / (len(middle) - 1)
+
+
+def idle_share(device: DeviceTime, step: float) -> float:
+    """Share of a step of so many µs that is neither work nor one of the gaps up to 5 µs of the profiled steps."""
+    return max(0.0, 1 - (device.microseconds - device.idle_in_gaps) / device.steps / step)
+
+
 def pinned(which: str) -> int:
     """Bytes of pinned memory in use, ``"current"`` or ``"peak"``."""
     return int(torch.cuda.host_memory_stats().get(f"allocated_bytes.{which}", 0))
 
 
-def figures(round_: Round, host: Mapping[str, float], device: DeviceTime | None) -> dict[str, Any]:
+def figures(round_: Round, host: Mapping[str, float]) -> dict[str, Any]:
     """One side's figures as JSON."""
     tokens = sum(len(answer.token_ids) for answer in round_.answers.values())
-    told: dict[str, Any] = {
+    return {
         "steps": round_.steps,
         "microseconds a step": round_.nanoseconds / 1e3 / round_.steps,
         "tokens a second": tokens / (round_.nanoseconds / 1e9),
         "cores used": round_.cpu_nanoseconds / round_.nanoseconds,
         "host microseconds a step": {**host, "without waits": sum(host.values()) - host.get("mrv2.wait", 0.0)},
     }
-    if device is not None:
-        told["device, profiled"] = device.as_json()
-    return told
 
 
 def compare(
@@ -165,10 +197,9 @@ def compare(
         drive(side, config, WINDOWS, shortened)  # warms whatever the first use costs
     for name in TURNS:
         plain, host, peaks = measure(sides[name], config, requests)
-        device = None
-        if config.device == "cuda" and name not in rounds:
-            device = profiled(partial(drive, sides[name], config, WINDOWS, shortened))
-        found[name].append(figures(plain, host, device) | peaks)
+        measured = config.device == "cuda" and name not in rounds
+        device = on_device(sides[name], config, shortened) if measured else {}
+        found[name].append(figures(plain, host) | device | peaks)
         rounds[name] = plain
     ours, theirs = (rounds[name].answers for name in sides)
     same = sum(answer.token_ids == theirs[request].token_ids for request, answer in ours.items())
@@ -181,7 +212,7 @@ def main(file: str, *options: str) -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = TINY_CONFIG if tiny else replace(SHAPE, tie_word_embeddings=True)
     config = settings(device, tiny=tiny)
-    begin = time.perf_counter()
+    begin, load = time.perf_counter(), [os.getloadavg()]
     tensors = weights(model, device)
     sides, held = {}, {}
     for name, make in SIDES.items():
@@ -197,10 +228,11 @@ def main(file: str, *options: str) -> int:
               f"{results[name]['requests']} requests with the same tokens", flush=True)  # fmt: skip
         for side in sides:
             print(f"  {side}: {_line(results[name][side])}", flush=True)
+    load.append(os.getloadavg())
     told = [line for name, side in sides.items() for line in fallbacks(name, side, config)]
     content = {
         "environment": environment(), "settings": asdict(config), "model": asdict(model), "fallbacks": told,
-        "pinned bytes after startup": held, "workloads": results,
+        "load of the machine before and after": load, "pinned bytes after startup": held, "workloads": results,
     }  # fmt: skip
     Path(file).write_text(json.dumps(content, indent=1) + "\n")
     print(f"fallbacks: {told or 'none'}; written to {file}")
@@ -218,7 +250,8 @@ def _line(rounds: Sequence[Mapping[str, Any]]) -> str:
         step = device["per step"]
         line += (
             f"; profiled: idle {100 * device['idle share in gaps over 5 us']:.1f} %, {step['launches']:.1f} launches, "
-            f"{step['uploads']:.1f} uploads of {step['upload bytes']:.0f} bytes"
+            f"{step['uploads']:.1f} uploads of {step['upload bytes']:.0f} bytes; "
+            f"not profiled: idle {100 * rounds[0]['device, not profiled']['idle share']:.1f} %"
         )
     return line
 

@@ -139,7 +139,7 @@ def test_prompts_share_a_prefix_that_the_cache_finds():
 
 def a_round(times, arrived=0):
     answers = {"r": Answer(arrived, tuple(times), tuple(range(len(times))), ())}
-    return Round(answers, 4, 8 * MILLISECOND, 4 * MILLISECOND, 0, SpeculationStats(), PrefixCacheStats())
+    return Round(answers, 4, 8 * MILLISECOND, 4 * MILLISECOND, 0, SpeculationStats(), PrefixCacheStats(), tuple(times))
 
 
 def test_figures_of_known_times():

@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 from mrv2.checks import triton_cpu
+from mrv2.ci.bench.device_time import DeviceTime
 from mrv2.ci.gpu import runner_speed
-from mrv2.ci.gpu.runner_speed import TURNS, WORKLOADS, main, small
+from mrv2.ci.gpu.runner_speed import TURNS, WORKLOADS, idle_share, main, small, steady_microseconds
 
 
 def test_every_workload_has_a_smaller_twin():
@@ -31,3 +34,15 @@ def test_the_script_compares_both_runners(tmp_path, monkeypatch, capsys):
             assert abs(host["without waits"] - own) < 1e-6
             assert one["tokens a second"] > 0 and "device, profiled" not in one
     assert f"{name}: 10 of 10 requests with the same tokens" in capsys.readouterr().out
+
+
+def test_the_idle_share_without_the_profiler_is_what_its_work_leaves_of_a_step():
+    device = DeviceTime(10, 5000.0, 2900.0, 2000.0, 900.0, {}, 60, 10, 640, 10)  # 3000 µs are work or short gaps
+    assert idle_share(device, 400.0) == pytest.approx(0.25)
+    assert idle_share(device, 299.0) == 0.0
+
+
+def test_the_first_steps_and_the_last_ones_are_no_steady_ones():
+    slow, steady = [0, 9_000_000, 18_000_000], [20_000_000 + 1_000_000 * index for index in range(11)]
+    assert steady_microseconds([*slow, *steady, 60_000_000, 90_000_000]) == 1000.0
+    assert steady_microseconds([0, 2_000_000, 4_000_000]) == 2000.0
