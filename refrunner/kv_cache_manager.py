@@ -28,12 +28,14 @@ class RequestBlocks:
         num_below: of each group, leading blocks that have left the window.
         contents: of the leading full blocks whose tokens are known.
         num_indexed: leading blocks that were offered to the index.
+        num_slots: positions from the first on that the tables have blocks for.
     """
 
     tables: tuple[list[int], ...]
     num_below: list[int]
     contents: list[BlockContent] = field(default_factory=list)
     num_indexed: int = 0
+    num_slots: int = 0
 
     @property
     def held(self) -> list[int]:
@@ -151,10 +153,10 @@ class KVCacheManager:
 
     def extend(self, blocks: RequestBlocks, end: int) -> Groups:
         """Give a running request what is ``missing``, which the caller has compared with what is free."""
-        covered = self._blocks_for(end)
-        if all(len(table) >= covered for table in blocks.tables):
-            return self._nothing  # most steps of a decoding request
-        added = []
+        if end <= blocks.num_slots:
+            return self._nothing
+        covered, added = self._blocks_for(end), []
+        blocks.num_slots = covered * self._block_size
         for table in blocks.tables:
             fresh = self.pool.allocate(max(0, covered - len(table)))
             table.extend(fresh)
@@ -200,6 +202,7 @@ class KVCacheManager:
             blocks.tables[group][:] = table
             blocks.num_below[group] = table.count(NULL_BLOCK)
         blocks.num_indexed = match.num_tokens // self._block_size
+        blocks.num_slots = len(match.tables[0]) * self._block_size
         fresh = self.extend(blocks, end)
         self._copies += [(source, new[0]) for source, new in zip(match.sources, fresh, strict=False)]
         self.stats.copied_blocks += len(match.sources)

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from .api import NewRequest, SamplingParams, Step, StepOutput
 from .config import RunnerConfig
@@ -28,12 +27,19 @@ from .kv_groups import FULL_ATTENTION
 from .tracked_request import TrackedRequest
 
 
-class _Draw(NamedTuple):
-    """A draw in flight: for whom, how often it had lost its row by then, and behind how many drafts."""
+@dataclass(frozen=True)
+class _Draws:
+    """Draws of one step, in flight.
 
-    request: TrackedRequest
-    life: int
-    drafts: int
+    Attributes:
+        requests: who draws.
+        lives: how often each of them had lost its row by then.
+        drafts: by id, how many drafts some of them draw behind.
+    """
+
+    requests: list[TrackedRequest]
+    lives: list[int]
+    drafts: Mapping[str, int]
 
 
 @dataclass
@@ -53,9 +59,10 @@ class SpeculationStats:
 
 @dataclass
 class _Decision:
-    """A step as it takes shape: ``budget`` tokens may still be scheduled."""
+    """A step as it takes shape: ``budget`` tokens may still be scheduled; ``drawing`` will know all of their tokens."""
 
     budget: int
+    drawing: list[TrackedRequest] = field(default_factory=list)
     scheduled: dict[str, int] = field(default_factory=dict)
     new_blocks: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     new: list[NewRequest] = field(default_factory=list)
@@ -63,23 +70,34 @@ class _Decision:
     drafts: dict[str, int] = field(default_factory=dict)
     draft_tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def add(self, request: TrackedRequest, count: int, blocks: tuple[tuple[int, ...], ...], drafts: int = 0) -> None:
-        """Schedule ``count`` tokens of a request, the last ``drafts`` of them drafts; it gets ``blocks``.
-
-        A grammar is told what has arrived, and the drafts.
-        """
+    def add(self, request: TrackedRequest, count: int) -> None:
+        """Schedule ``count`` tokens of a request; reaching its last known one, it draws."""
         self.scheduled[request.request_id] = count
         self.budget -= count
-        if drafts:
-            self.drafts[request.request_id] = drafts
-        if any(blocks):
-            self.new_blocks[request.request_id] = blocks
+        request.num_computed += count
+        if request.num_computed == len(request.token_ids) + request.in_flight:
+            request.in_flight += 1
+            self.drawing.append(request)
         if request.sampling.grammar is not None:
-            if request.num_told < len(request.token_ids):
-                self.arrived[request.request_id] = tuple(request.token_ids[request.num_told :])
-            if drafts:
-                self.draft_tokens[request.request_id] = request.proposed[:drafts]
-        request.num_told, request.proposed = len(request.token_ids), ()
+            self._tell_grammar(request)
+
+    def add_drafts(self, request: TrackedRequest, drafts: int) -> None:
+        """Schedule drafts behind all known tokens of a request that has been added; a grammar is told them."""
+        name = request.request_id
+        self.scheduled[name] += drafts
+        self.budget -= drafts
+        self.drafts[name] = drafts
+        request.num_computed += drafts
+        request.unverified += drafts
+        request.in_flight += drafts
+        if request.sampling.grammar is not None:
+            self.draft_tokens[name] = request.proposed[:drafts]
+
+    def _tell_grammar(self, request: TrackedRequest) -> None:
+        """Bring the tokens that have arrived."""
+        if request.num_told < len(request.token_ids):
+            self.arrived[request.request_id] = tuple(request.token_ids[request.num_told :])
+        request.num_told = len(request.token_ids)
 
 
 class Scheduler:
@@ -109,7 +127,7 @@ class Scheduler:
         self._running: list[TrackedRequest] = []
         self._finished_since_last_step: list[str] = []
         self._preempted_since_last_step: list[str] = []
-        self._pending_draws: deque[tuple[_Draw, ...]] = deque()
+        self._pending_draws: deque[_Draws] = deque()
         self._verified_since_last_step: dict[str, tuple[int, int]] = {}
         self._num_arrivals = 0
         self.requests: dict[str, TrackedRequest] = {}
@@ -142,8 +160,9 @@ class Scheduler:
         """
         self.check(request_id, prompt, sampling, priority)
         turn = (priority if self._config.scheduling == "priority" else 0, self._num_arrivals)
+        longest = min(len(prompt) + sampling.max_tokens, self._max_model_len)
         blocks = self._blocks.nothing_held()
-        request = TrackedRequest(request_id, len(prompt), sampling, list(prompt), turn, blocks)
+        request = TrackedRequest(request_id, len(prompt), longest, sampling, list(prompt), turn, blocks)
         self._num_arrivals += 1
         self.requests[request_id] = request
         insort(self._waiting, request, key=_turn)
@@ -206,22 +225,35 @@ class Scheduler:
         self._verified_since_last_step.clear()
         self._finished_since_last_step.clear()
         self._preempted_since_last_step.clear()
-        self._pending_draws.append(self._advance(decision))
-        for request in self._running:
-            request.num_certain_told = request.num_certain
+        lives = [request.lives for request in decision.drawing]
+        self._pending_draws.append(_Draws(decision.drawing, lives, decision.drafts))
+        if self._blocks.follows_progress:
+            for request in self._running:
+                request.num_certain_told = request.num_certain
         return step
 
     def update(self, output: StepOutput) -> None:
         """Take the output of the oldest step that has not been updated yet."""
-        for draw in self._pending_draws.popleft():
-            request = draw.request
-            if draw.life != request.lives:
+        draws = self._pending_draws.popleft()
+        only_tokens = not (output.top_logprobs or output.prompt_logprobs or output.faults or output.drafts)
+        for request, life in zip(draws.requests, draws.lives, strict=True):
+            if life != request.lives:
                 continue  # its row was lost while the draw was in flight
-            request.in_flight -= 1 + draw.drafts
-            # It may have ended meanwhile: aborted, or stopped by an earlier token.
-            if request.finish_reason is None:
-                if draw.drafts:
-                    self._correct(draw, draw.drafts + 1 - len(output.token_ids[request.request_id]))
+            name = request.request_id
+            drafts = draws.drafts.get(name, 0)
+            request.in_flight -= 1 + drafts
+            if request.finish_reason is not None:
+                continue  # it has ended meanwhile: aborted, or stopped by an earlier token
+            if drafts:
+                self._correct(request, drafts, drafts + 1 - len(output.token_ids[name]))
+            if (
+                only_tokens and not request.sampling.stop_token_ids
+            ):  # as nearly always: nothing can end it but its length
+                request.token_ids.extend(output.token_ids[name])
+                request.logprobs.extend(output.logprobs[name])
+                if not request.in_flight and len(request.token_ids) >= request.longest:
+                    self._finish(request, "length")
+            else:
                 self._take(request, output)
 
     def _take(self, request: TrackedRequest, output: StepOutput) -> None:
@@ -231,32 +263,56 @@ class Scheduler:
         request.proposed = output.drafts.get(request.request_id, ())
         self._finish_if_complete(request)
 
-    def _correct(self, draw: _Draw, rejected: int) -> None:
+    def _correct(self, request: TrackedRequest, drafts: int, rejected: int) -> None:
         """Count back by the drafts that the target has rejected, and remember to tell the runner."""
-        request, name = draw.request, draw.request.request_id
         self.speculation.steps += 1
-        self.speculation.drafts += draw.drafts
-        self.speculation.accepted += draw.drafts - rejected
+        self.speculation.drafts += drafts
+        self.speculation.accepted += drafts - rejected
         request.num_computed -= rejected
-        request.unverified -= draw.drafts
-        drafts, earlier = self._verified_since_last_step.get(name, (0, 0))
-        self._verified_since_last_step[name] = drafts + draw.drafts, earlier + rejected
+        request.unverified -= drafts
+        told, earlier = self._verified_since_last_step.get(request.request_id, (0, 0))
+        self._verified_since_last_step[request.request_id] = told + drafts, earlier + rejected
 
     def _schedule_running(self, request: TrackedRequest, decision: _Decision) -> None:
         """Schedule one running request if it can advance, with drafts if it decodes."""
         if self._blocks.follows_progress:
             self._blocks.advance(request.blocks, request.token_ids, request.num_certain_told)
-        known = request.num_tokens
-        count = min(decision.budget, known - request.num_computed)
-        if count <= 0 or self._has_all_draws(request, known) or _waits_for_its_tokens(request):
+        known = len(request.token_ids) + request.in_flight
+        count = known - request.num_computed
+        if count <= 0 or known >= request.longest or decision.budget <= 0 or _waits_for_its_tokens(request):
             return
+        if count > decision.budget:
+            count = decision.budget
+        if self._most_drafts:
+            self._schedule_with_drafts(request, count, decision)
+        elif request.num_computed + count <= request.blocks.num_slots or self._grow(request, count, decision):
+            decision.add(request, count)
+
+    def _grow(self, request: TrackedRequest, count: int, decision: _Decision) -> bool:
+        """Give a request the blocks for so many further tokens; False if it had to give way itself."""
+        slots = self._slots_for(request.num_computed + count)
+        missing = self._blocks.missing(request.blocks, slots)
+        if missing and not self._make_room(request, missing, decision):
+            return False
+        blocks = self._blocks.extend(request.blocks, slots)
+        if any(blocks):
+            decision.new_blocks[request.request_id] = blocks
+        return True
+
+    def _schedule_with_drafts(self, request: TrackedRequest, count: int, decision: _Decision) -> None:
+        """The same with drafts behind the tokens, as many as fit."""
         end = request.num_computed + count
         missing = self._blocks.missing(request.blocks, self._slots_for(end))
         if missing and not self._make_room(request, missing, decision):
             return
-        drafts = self._drafts_that_fit(request, end, decision.budget - count) if self._most_drafts else 0
-        blocks = self._blocks.extend(request.blocks, self._slots_for(end + drafts)) if missing or drafts else ()
-        decision.add(request, count + drafts, blocks, drafts)
+        drafts = self._drafts_that_fit(request, end, decision.budget - count)
+        blocks = self._blocks.extend(request.blocks, self._slots_for(end + drafts))
+        if any(blocks):
+            decision.new_blocks[request.request_id] = blocks
+        decision.add(request, count)
+        if drafts:
+            decision.add_drafts(request, drafts)
+        request.proposed = ()
 
     def _drafts_that_fit(self, request: TrackedRequest, end: int, budget: int) -> int:
         """Drafts behind position ``end``: none that could overshoot the request's end, and none at another's cost.
@@ -265,9 +321,8 @@ class Scheduler:
         """
         if request.num_computed < request.prefill_len:
             return 0
-        longest = min(request.prompt_len + request.sampling.max_tokens, self._config.max_model_len)
         most = self._most_drafts if request.sampling.grammar is None else len(request.proposed)
-        drafts, free = max(0, min(most, budget, longest - 1 - end)), self._blocks.pool.num_free
+        drafts, free = max(0, min(most, budget, request.longest - 1 - end)), self._blocks.pool.num_free
         while drafts and self._blocks.missing(request.blocks, self._slots_for(end + drafts)) > free:
             drafts -= 1
         return drafts
@@ -300,25 +355,14 @@ class Scheduler:
             return False
         request.num_computed, request.num_told = used.num_tokens, len(tokens)
         request.prefill_len = len(tokens)
-        decision.add(request, min(decision.budget, end - used.num_tokens), tuple(map(tuple, request.blocks.tables)))
+        decision.new_blocks[request.request_id] = tuple(map(tuple, request.blocks.tables))
+        decision.add(request, min(decision.budget, end - used.num_tokens))
         decision.new.append(
             NewRequest(request.request_id, tuple(tokens), request.prompt_len, request.sampling, used.num_tokens)
         )
         self.prefix_cache.queried += len(tokens)
         self.prefix_cache.found += used.num_tokens
         return True
-
-    def _advance(self, decision: _Decision) -> tuple[_Draw, ...]:
-        """Count the scheduled tokens and return the draws that come of them."""
-        drawing = []
-        for request_id, count in decision.scheduled.items():
-            request, drafts = self.requests[request_id], decision.drafts.get(request_id, 0)
-            request.num_computed += count
-            request.unverified += drafts
-            if request.num_computed - drafts == request.num_tokens:
-                request.in_flight += 1 + drafts
-                drawing.append(_Draw(request, request.lives, drafts))
-        return tuple(drawing)
 
     def _make_room(self, request: TrackedRequest, needed: int, decision: _Decision) -> bool:
         """Preempt until so many blocks are free; False if the request itself had to give way."""
@@ -331,15 +375,11 @@ class Scheduler:
                 return False
         return True
 
-    def _has_all_draws(self, request: TrackedRequest, known: int) -> bool:
-        """Whether every token that the request may generate is among its ``known`` ones, drawn or in flight."""
-        return known - request.prompt_len >= request.sampling.max_tokens or known >= self._max_model_len
-
     def _finish_if_complete(self, request: TrackedRequest) -> None:
         stops = request.sampling.stop_token_ids
         if stops and request.token_ids[-1] in stops:
             self._finish(request, "stop")
-        elif request.in_flight == 0 and self._has_all_draws(request, request.num_tokens):
+        elif request.in_flight == 0 and len(request.token_ids) >= request.longest:
             self._finish(request, "length")
 
     def _finish(self, request: TrackedRequest, reason: str) -> None:

@@ -8,13 +8,14 @@ from .api import LogitsFault, SamplingParams, StepOutput, TokenLogprobs
 from .kv_cache_manager import RequestBlocks
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class TrackedRequest:
     """A request as the scheduler sees it; equal to itself alone, or a search among hundreds would compare their fields.
 
     Attributes:
         request_id: its name.
         prompt_len: tokens of the prompt.
+        longest: tokens, those of the prompt included, at which it is complete if nothing ends it before.
         sampling: its parameters.
         token_ids: prompt and the tokens that have arrived.
         turn: its place in the order of service, smaller first: priority, then arrival.
@@ -40,6 +41,7 @@ class TrackedRequest:
 
     request_id: str
     prompt_len: int
+    longest: int
     sampling: SamplingParams
     token_ids: list[int]
     turn: tuple[int, int]
@@ -59,11 +61,6 @@ class TrackedRequest:
     num_told: int = 0
     proposed: tuple[int, ...] = ()
     finish_reason: str | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens known or in flight, at most."""
-        return len(self.token_ids) + self.in_flight
 
     @property
     def num_certain(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .source import Mutation
 
 _SCHEDULER = "scheduler.py"
-_DROPPED = """            if draw.life != request.lives:
+_DROPPED = """            if life != request.lives:
                 continue  # its row was lost while the draw was in flight
 """
 _RESET = "        request.num_computed = request.unverified = request.in_flight = 0\n"
@@ -23,15 +23,16 @@ PREEMPTION = (
         "stale_output_counted",
         _SCHEDULER,
         "                continue  # its row was lost while the draw was in flight\n",
-        "                request.in_flight -= 1 + draw.drafts\n                continue\n",
+        "                request.in_flight -= 1 + draws.drafts.get(request.request_id, 0)\n                continue\n",
         "an output that is dropped counts as one of the request's new life",
     ),
     Mutation(
         "stale_outcome_corrects",
         _SCHEDULER,
         "                continue  # its row was lost while the draw was in flight\n",
-        "                if draw.drafts and request in self._running:\n"
-        "                    self._correct(draw, draw.drafts + 1 - len(output.token_ids[request.request_id]))\n"
+        "                drafts = draws.drafts.get(request.request_id, 0)\n"
+        "                if drafts and request in self._running:\n"
+        "                    self._correct(request, drafts, drafts + 1 - len(output.token_ids[request.request_id]))\n"
         "                continue\n",
         "drafts that were rejected in a row that is lost are counted back in the new one",
     ),
