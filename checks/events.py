@@ -177,7 +177,8 @@ class EventSink(Protocol):
 
         A device block may be reused by work enqueued on its owning stream from now on, so the free is a write to all
         of it, on that stream, issued by the host ``lane``, and ordered after all that ``after`` lanes have enqueued
-        (``record_stream``). A pinned block may be reused by the host ``lane`` now, but for ``protected`` accesses.
+        (``record_stream``). A pinned block may be reused by the host ``lane`` now, but for ``protected`` accesses and
+        after all that ``after`` lanes have enqueued (those that the host allocator has seen copy it).
         """
         ...
 

@@ -81,6 +81,22 @@ class Device:
         """Uninitialised host memory, [size]; page-locked if the device reads it asynchronously."""
         return torch.empty(size, dtype=dtype, pin_memory=self.asynchronous)
 
+    def pinned_read_in_place(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Host memory, [size], that kernels on the current stream may read where it lies; uninitialised.
+
+        To torch's host allocator, which hears of copies and not of kernels, such memory would be free as soon as its
+        last reference goes: with a runner that nobody closed, or after an error in the middle of a step. But of a
+        stream that it has once seen copy from a block it waits, when the block is dropped, for all that the stream has
+        been given by then (``free`` in torch's ``ATen/core/CachingHostAllocator.h``). So an element of its own, behind
+        the others, is copied once, and nobody has to outlive the kernels.
+        """
+        if not self.asynchronous:
+            return self.pinned_empty(size, dtype)
+        memory = self.pinned_empty(size + 1, dtype)
+        memory[size:] = 0
+        torch.empty(1, dtype=dtype, device=self.torch_device).copy_(memory[size:], non_blocking=True)
+        return memory[:size]
+
     def record_event(self) -> Event:
         """Mark the current end of the current stream's work."""
         if not self.asynchronous:

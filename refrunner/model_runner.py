@@ -113,7 +113,7 @@ class ModelRunner:
             tables = self._builder.block_tables
             self._proposer = make_proposer(config, self._device, self._model, self._draft, tables, self._sampler)
         self._graphs = GraphManager(config, self._model, self._attention, self._device)
-        self._ring = PinnedRing(self._device)
+        self._ring = PinnedRing(self._device, read_in_place=config.staged_writes == "in_place")
         # The host's own counts: upper bounds, as if every scheduled token counted.
         self._computed: dict[str, int] = {}
         self._total: dict[str, int] = {}

@@ -29,7 +29,7 @@ class PromptRows:
 
     def __init__(self, config: RunnerConfig, device: Device) -> None:
         rows, columns = config.max_num_reqs, config.max_model_len
-        self.memory = device.pinned_empty(rows * columns, torch.int32).view(rows, columns)
+        self.memory = device.pinned_read_in_place(rows * columns, torch.int32).view(rows, columns)
         self.num_refused = 0
         self._device = device
         self._last_reader: list[Event] = [PassedEvent()] * rows

@@ -57,9 +57,14 @@ class PinnedRing:
     """Pinned slots, each reused only after its last reader has passed.
 
     Owner: the host. Readers: copies and kernels on the main stream.
+
+    Args:
+        device: it reads the slots.
+        read_in_place: kernels do, and not only copies; see :meth:`Device.pinned_read_in_place`.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, *, read_in_place: bool = False) -> None:
+        self._allocate_pinned = device.pinned_read_in_place if read_in_place else device.pinned_empty
         self._device = device
         self._slots: list[_Slot] = []
 
@@ -109,7 +114,7 @@ class PinnedRing:
 
     def _allocate(self, size: int) -> Tensor:
         rounded = max(SMALLEST_SLOT, 1 << (size - 1).bit_length())
-        return self._device.pinned_empty(rounded, torch.uint8)
+        return self._allocate_pinned(rounded, torch.uint8)
 
 
 @dataclass(frozen=True)

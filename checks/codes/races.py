@@ -81,9 +81,10 @@ ENTRIES = (
         title="a pinned block is dropped while it is in use",
         soundness=Soundness.SOUND,
         rule="a pinned tensor lives until all that read or write it in place, or through an interior alias, has ended",
-        why="the host allocator waits only for copies made through tensors of its own; all others find the next "
-        "owner's bytes there, or destroy them",
-        remedy="keep a reference until an event recorded after the last use has completed",
+        why="the host allocator waits only for streams that it has seen copy the block, through a tensor of its own; "
+        "the work of all others finds the next owner's bytes there, or destroys them",
+        remedy="keep a reference until an event recorded after the last use has completed, or copy an element of the "
+        "block once on the stream that reads it in place",
         example=Example(
             "kernel[grid](torch.tensor(rows, pin_memory=True), out)",
             "rows = torch.tensor(rows, pin_memory=True)\nkernel[grid](rows, out); event.record()\n"

@@ -49,7 +49,8 @@ class Block:
         graph: the graph whose private pool it belongs to.
         dropped: whether the program has dropped it.
         freed: whether the sink was told so; a block of a graph is only free once the graph is gone as well.
-        recorded: streams that ``record_stream`` named.
+        recorded: streams that ``record_stream`` named; of a pinned block, those with copies that the host allocator
+            knows of.
     """
 
     # Of most blocks nothing else is ever true, so that it need not be written down for each.
@@ -80,8 +81,8 @@ class Block:
         return f"{str(self._dtype).removeprefix('torch.')}{list(self._shape)}"
 
     def record(self, queue: Queue) -> None:
-        """The memory is used on another stream than the one that owns it."""
-        if queue is not self.queue:
+        """The memory is used on another stream than the one that owns it; no stream owns pinned memory."""
+        if queue is not self.queue and queue.id not in self.recorded:
             self.recorded = {**self.recorded, queue.id: queue}
 
 

@@ -324,7 +324,7 @@ class Operators:
             self._runtime.host_access(ranges, write=False, name="aten.copy_")
             return
         touched.waits |= rule.waits is Waits.ALWAYS
-        touched.protected = owned_by_allocator(block, source)
+        self._add_protection(touched, block, source)
         touched.add(source, _READ)
 
     def _add_download(
@@ -334,8 +334,14 @@ class Operators:
         rule = _rule(Direction.DOWNLOAD, block is not None, target, source, non_blocking)
         touched.waits |= rule.waits is Waits.ALWAYS
         if block is not None:
-            touched.protected = owned_by_allocator(block, target)
+            self._add_protection(touched, block, target)
             touched.add(target, _WRITE)
+
+    def _add_protection(self, touched: Touched, block: Block, host: Tensor) -> None:
+        """The host allocator may learn of the copy; then a dropped block waits for all that the stream has by then."""
+        touched.protected = owned_by_allocator(block, host)
+        if touched.protected:
+            block.record(self._runtime.current_queue())
 
     def _to_copy(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """A new tensor with the values of one, perhaps on the other side."""
@@ -383,7 +389,9 @@ class Operators:
         try:
             with runtime.inside(operator.name):
                 result = func(*args, **kwargs)
-            runtime.memory.made(result, queue, stack, pinned=True, made=touched.made)
+            block = runtime.memory.made(result, queue, stack, pinned=True, made=touched.made)
+            if block is not None:
+                block.record(queue)
             touched.add(result, _WRITE)
         finally:
             entry[1] = queue.lane

@@ -132,7 +132,11 @@ def copy_handler(operators: Operators, general: Handler) -> Handler:
         if is_on_device(source):
             judge = on_device
         elif len(args) > 2 and args[2] is True:
-            judge = own_upload if owned_by_allocator(block, source) else upload
+            if owned_by_allocator(block, source):
+                judge = own_upload
+                block.record(queue)
+            else:
+                judge = upload
         else:
             return general(func, args, kwargs)
         entry = Entry((

@@ -235,6 +235,6 @@ _REMEDY = {
     "MRV205": "call tensor.record_stream(stream) for each other stream that uses the tensor, or make the stream that "
     "allocated it wait for them before the last reference goes",
     "MRV206": "keep a reference to the pinned tensor until an event recorded after its last use has completed; the "
-    "host allocator protects only copies made through a tensor of its own",
+    "host allocator waits only for streams that have copied the block, through a tensor of its own",
     "MRV208": "hand the memory from thread to thread through a queue, a lock, an Event or a join",
 }

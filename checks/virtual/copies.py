@@ -172,7 +172,7 @@ class Copies:
             protected=owned, prepare=prepare,
         )  # fmt: skip
         if owned:
-            block.protect(operation)
+            block.record(operation.queue)
         return operation
 
     def _download(self, target: Tensor, source: Face, non_blocking: bool, kind: WaitKind) -> None:
@@ -189,7 +189,7 @@ class Copies:
             layout.ranges(target.data_ptr()), protected=owned,
         )  # fmt: skip
         if block is not None and owned:
-            block.protect(operation)
+            block.record(operation.queue)
         if rule.waits is Waits.ALWAYS:
             self._runtime.order.wait_for_operation(operation, kind, layout.nbytes)
 

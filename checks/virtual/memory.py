@@ -64,8 +64,8 @@ class Block:
         queue: the stream that owns a device block.
         dropped: whether the program has dropped it.
         freed: whether it was told to be free; a block of a graph is only free once the graph is gone as well.
-        recorded: streams that ``record_stream`` named.
-        protected: the last copy on each stream that keeps a dropped pinned block from being handed out.
+        recorded: streams that ``record_stream`` named; of a pinned block, those with copies that the host allocator
+            knows of.
         storage: of the program's tensors over a pinned block; tells the allocator's own from an alias.
         graph: the graph whose private pool it belongs to.
     """
@@ -77,7 +77,6 @@ class Block:
     dropped = False
     freed = False
     recorded: Mapping[int, Queue] = MappingProxyType({})
-    protected: Mapping[int, PendingOperation] = MappingProxyType({})
 
     def __init__(
         self, memory: Memory, owner: Tensor, base: int, size: int, space: Space, layout: Layout, stack: Stack
@@ -101,13 +100,9 @@ class Block:
         return repr(self.layout)
 
     def record(self, queue: Queue) -> None:
-        """The memory is used on another stream than the one that owns it."""
-        if queue is not self.queue:
+        """The memory is used on another stream than the one that owns it; no stream owns pinned memory."""
+        if queue is not self.queue and queue.id not in self.recorded:
             self.recorded = {**self.recorded, queue.id: queue}
-
-    def protect(self, copy: PendingOperation) -> None:
-        """The host allocator waits for a copy before it hands the memory out again."""
-        self.protected = {**self.protected, copy.queue.id: copy}
 
 
 class Ownership:
@@ -344,7 +339,7 @@ class Memory:
         else:
             self.pinned_blocks -= 1
             self.pinned -= block.size
-            self._poison_after_copies(block)
+            self._poison_behind_streams(block)
         if engine.oldest() == engine.submitted:
             self._release(block)
         else:
@@ -365,10 +360,11 @@ class Memory:
         else:
             ctypes.memset(block.base, POISON, block.size)
 
-    def _poison_after_copies(self, block: Block) -> None:
-        """The host allocator waits for copies that it knows of, and for nothing else."""
+    def _poison_behind_streams(self, block: Block) -> None:
+        """The host allocator waits for all that the streams it knows of have been given by now, and for no more."""
         poison = self._poisoner(block)
-        waiting = [copy for copy in block.protected.values() if not copy.done]
+        newest = (queue.last for queue in block.recorded.values())
+        waiting = [operation for operation in newest if operation is not None and not operation.done]
         left = len(waiting)
 
         def one_less() -> None:
@@ -377,8 +373,8 @@ class Memory:
             if left == 0:
                 poison()
 
-        for copy in waiting:
-            copy.when_done(one_less)
+        for operation in waiting:
+            operation.when_done(one_less)
         if not waiting:
             poison()
 

@@ -66,9 +66,16 @@ class Recorder:
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         return graph
 
-    def join(self) -> None:
-        """Let the current stream wait for what the captures enqueued beside their graphs."""
-        torch.cuda.current_stream().wait_stream(self._stream)
+    def join(self, beside: Tensor | None) -> None:
+        """Let the current stream, on which replays will run, have what the captures made beside their graphs.
+
+        It waits for its filling, and the allocator waits for it when the memory is dropped, since a runner may go while
+        a replay is in flight.
+        """
+        current = torch.cuda.current_stream()
+        current.wait_stream(self._stream)
+        if beside is not None:
+            beside.record_stream(current)
 
     def _abandon(self) -> None:
         try:
@@ -117,7 +124,7 @@ class PiecewiseGraph:
             self._last = recorder.begin()
             self._hidden = forward(self._cut)
             self._last.capture_end()
-        recorder.join()
+        recorder.join(self._attended)
 
     def replay(self, attend: Attend) -> Tensor:
         """See :class:`CapturedForward`."""

@@ -283,6 +283,17 @@ def allocator_protects(mended):
     return dev
 
 
+@item(QUIET, "MRV206", "the host allocator waits for all that a stream has been given which it saw copy from the block")
+def allocator_waits_for_the_stream(mended):
+    pinned, out, dev = host(), device(), device()
+    with contextlib.nullcontext() if mended else torch.cuda.stream(side_stream()):
+        dev.copy_(pinned, non_blocking=True)
+    double[(1,)](pinned, out, 4, BLOCK=4)
+    del pinned
+    torch.cuda.synchronize()
+    return out
+
+
 @item(QUIET, "MRV203", "a view, a shape or may_share_memory without reading")
 def looking_is_no_read(mended):
     result, event = device().to("cpu", non_blocking=True), recorded()

@@ -71,6 +71,7 @@ def exercises_for(target: RunnerTarget) -> list[Exercise]:
     first = Exercise("requests come and go", plain)
     ways, masks = [*_in_all_ways(target, plain)], [*_with_masks(target)]
     in_place = [way for way in ways if "in_place" in way.name]
+    pieces = [way for way in ways if "piecewise" in way.name]
     longest = _with_a_long_prompt(plain)
     return [
         first,
@@ -80,7 +81,7 @@ def exercises_for(target: RunnerTarget) -> list[Exercise]:
         replace(first, name="another stream is current", foreign=True),
         replace(first, name="bookkeeping is watched", watched=True),
         replace(first, name="another stream is current, bookkeeping is watched", foreign=True, watched=True),
-        *_dropped([first, *in_place[:1], *masks[:1]]),
+        *_dropped([first, *in_place[:1], *pieces[:1], *masks[:1]]),
         *_on_the_cpu([first, *masks[-1:]]),
     ]
 

@@ -318,6 +318,14 @@ def test_protection_of_one_access_does_not_cover_another(drive, codes):
     assert codes() == ["MRV206"]
 
 
+@pytest.mark.parametrize("after", ["one", "two"])
+def test_pinned_dropped_is_reused_after_what_the_given_streams_have_enqueued(drive, codes, after):
+    source = drive.pinned()
+    drive.kernel(drive.one, 10, reads=[(source, 0, 64)])
+    drive.free(source, after=[getattr(drive, after)])
+    assert codes() == ([] if after == "one" else ["MRV206"])
+
+
 def test_protection_is_no_licence_to_write(drive, codes):
     source, target = drive.pinned(), drive.device()
     drive.upload(drive.one, source=(source, 0, 64), target=(target, 0, 64), protected=True)

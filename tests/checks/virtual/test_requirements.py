@@ -236,7 +236,7 @@ def test_12_metadata_is_not_read(vd):
 
 
 class TestPinnedAllocator:
-    """13. A dropped pinned tensor is protected against pending copies only; freed memory is poisoned when reusable."""
+    """13. A dropped pinned tensor is protected by streams that copied it alone; freed memory is poisoned in time."""
 
     def test_copies_protect(self, late):
         p, d = torch.ones(4, pin_memory=True), torch.zeros(4, device="cuda")
@@ -252,13 +252,28 @@ class TestPinnedAllocator:
         torch.zeros(1, device="cuda")
         assert out.tolist() != [1] * 4 and codes(late) == ["MRV206"]
 
-    def test_a_copy_and_a_kernel(self, late):
+    @pytest.mark.parametrize("first", ["copy", "kernel"])
+    def test_a_stream_that_copies_protects_its_kernels_too(self, late, first):
         p, d = torch.ones(4, pin_memory=True), torch.zeros(4, device="cuda")
+        if first == "copy":
+            d.copy_(p, non_blocking=True)
         out = torch.as_tensor(Exported(p), device="cuda") + 0
-        d.copy_(p, non_blocking=True)
+        if first == "kernel":
+            d.copy_(p, non_blocking=True)
         del p
-        assert d.tolist() == [1] * 4 and out.tolist() == [1] * 4, "poisoned before the copy was over"
-        assert codes(late) == ["MRV206"]
+        torch.zeros(1, device="cuda")
+        assert codes(late) == []
+        assert d.tolist() == [1] * 4 and out.tolist() == [1] * 4, "poisoned before the stream had come so far"
+
+    def test_and_no_other_stream(self, late):
+        p = torch.ones(4, pin_memory=True)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.zeros(4, device="cuda").copy_(p, non_blocking=True)
+            torch.cuda.synchronize()
+        out = torch.as_tensor(Exported(p), device="cuda") + 0
+        del p
+        torch.zeros(1, device="cuda")
+        assert out.tolist() != [1] * 4 and codes(late) == ["MRV206"]
 
 
 class TestMemoryIsBounded:
