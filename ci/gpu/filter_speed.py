@@ -33,7 +33,7 @@ from mrv2.refrunner.api import NewRequest, SamplingParams
 from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.device import Device
 from mrv2.refrunner.input_batch import InputBatch
-from mrv2.refrunner.kernels.filters import LOWEST
+from mrv2.refrunner.kernels.order import LOWEST
 from mrv2.refrunner.request_states import RequestStates
 from mrv2.refrunner.sampling import gumbel, logprobs, sampler
 from mrv2.refrunner.sampling.gumbel import Processed
@@ -193,6 +193,8 @@ class Batch:
 def filter_lines(tensors: list[Tensor], measure: Measure) -> list[dict[str, JSON]]:
     """Times of a draw behind each of the filters; of all its launches, without the last two, and of the first one.
 
+    The last two are the draw, and what is between them and the first one finds the thresholds.
+
     Args:
         tensors: float32 [N, V] each, on the device.
         measure: gives the time of one of some calls.
@@ -206,7 +208,7 @@ def filter_lines(tensors: list[Tensor], measure: Measure) -> list[dict[str, JSON
         with ExitStack() as without:
             without.enter_context(mock.patch.object(sampler, "sample", mock.MagicMock()))
             line["thresholds known"] = measure(draws)
-            without.enter_context(mock.patch.object(sampler, "find_thresholds", mock.MagicMock()))
+            without.enter_context(mock.patch.object(sampler, "thresholds_of", mock.MagicMock()))
             line["processed"] = measure(draws)
         line["torch"] = by_torch(case.baseline, tensors, measure)
         lines.append(line)
@@ -217,7 +219,7 @@ def filter_lines(tensors: list[Tensor], measure: Measure) -> list[dict[str, JSON
 
 
 def report(logits: Tensor, statistics: Tensor, columns: int) -> LogprobReport:
-    """The likeliest tokens of every row, in two launches, and the rank of token 0.
+    """The likeliest tokens of every row, in three launches, and the rank of token 0.
 
     Args:
         logits: float32 [N, V].
@@ -241,7 +243,7 @@ def report_lines(tensors: list[Tensor], measure: Measure) -> list[dict[str, JSON
         reports = [_reporting(logits, of, columns) for logits, of in zip(tensors, statistics, strict=True)]
         line: dict[str, JSON] = {"likeliest": columns, "reported": measure(reports)}
         with mock.patch.object(logprobs, "report_top", mock.MagicMock()):
-            line["select_top"] = measure(reports)
+            line["likeliest found"] = measure(reports)
         line["torch topk"] = by_torch(partial(torch_likeliest, columns), tensors, measure)
         line["torch log_softmax, topk"] = by_torch(partial(torch_report, columns), tensors, measure)
         lines.append(line)
@@ -249,7 +251,7 @@ def report_lines(tensors: list[Tensor], measure: Measure) -> list[dict[str, JSON
 
 
 def _reporting(logits: Tensor, statistics: Tensor, columns: int) -> Callable[[], object]:
-    """The report as a call that enqueues its two launches and nothing else."""
+    """The report as a call that enqueues its three launches and nothing else."""
     with mock.patch.object(sys.modules[__name__], "report_logprobs") as observed:
         report(logits, statistics, columns)
     arguments = observed.call_args.args

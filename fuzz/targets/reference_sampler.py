@@ -222,23 +222,25 @@ class ReferenceSampler:
 
         stages, blocks = self._stages(), self._import("sampling.blocks")
         count, vocab_size = table.shape
-        numbers = self._tensor(_numbers(stages, filters, count))
+        host_numbers = _numbers(stages, filters, count)
+        numbers = self._tensor(host_numbers)
         reals = self._tensor(_reals(stages, temperature, filters, count))
         rows = torch.arange(count, dtype=torch.int32, device=self._device)
         nothing = torch.zeros(1, dtype=torch.int32, device=self._device)
         processed = torch.empty(count, vocab_size, dtype=torch.float32, device=self._device)
-        thresholds = torch.empty(count, dtype=torch.int32, device=self._device)
-        block = blocks.block_of(table.device, vocab_size)
+        block, grouping = blocks.block_of(table.device, vocab_size), blocks.grouping_of(table.device, vocab_size)
+        num_groups = -(-vocab_size // grouping.group)
+        maxima = torch.empty(count, num_groups, dtype=torch.int32, device=self._device)
         # No stage but the filters is asked for, so the tables of the others are never read.
         stages.process_logits[(count, -(-vocab_size // block))](
             table, table.stride(0), rows, rows, nothing, numbers, reals, nothing, nothing, reals,
-            nothing, nothing, nothing, nothing, nothing, 0, processed, vocab_size, 0, BIASES=4, STOPS=4, WORDS=4,
-            WORD_TOKENS=4, DRAFTS=False, BLOCK=block, **blocks.LAUNCH,
+            nothing, nothing, nothing, nothing, nothing, 0, processed, maxima, vocab_size, 0, num_groups, BIASES=4,
+            STOPS=4, WORDS=4, WORD_TOKENS=4, DRAFTS=False, BLOCK=block, GROUP=grouping.group, **blocks.LAUNCH,
         )  # fmt: skip
-        self._import("kernels.filters").find_thresholds[(count,)](
-            processed, rows, numbers, reals, thresholds, vocab_size,
-            BLOCK=blocks.row_block_of(table.device, vocab_size), **blocks.LAUNCH,
-        )  # fmt: skip
+        needed = int(np.bitwise_or.reduce(host_numbers[:, stages.STAGES.value]))
+        thresholds = self._import("sampling.filters").thresholds_of(
+            processed, maxima, rows, numbers, reals, needed, grouping
+        )
         return self._module.Processed(numbers[:, int(stages.STAGES.value)], processed, thresholds)
 
     def _reported(self, logits: NDArray[np.float32], tokens: NDArray[np.int64]) -> Any:

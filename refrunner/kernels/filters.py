@@ -14,6 +14,7 @@ place, its argument to one rounding) and by 2**-40: the mass above a token, as a
 
 import triton.language as tl
 
+from .groups import line_of, list_above, list_groups, load_maxima
 from .launch import kernel
 from .logits_processing import (
     COLUMN_TOP_K,
@@ -27,20 +28,15 @@ from .logits_processing import (
     TOP_K,
     TOP_P,
 )
+from .order import FIXED_POINT, LOWEST, as_logit, kth_of_tile, ordered, threshold_of_tile, weight_of
 
-LOWEST = tl.constexpr(-2147483648)
-_FIXED_POINT = tl.constexpr(1099511627776.0)  # 2**40
+# Columns of `state`, int32 [N, COLUMNS].
+OPEN = tl.constexpr(0)  # whether the threshold of top-p is still to be found
+FOUND = tl.constexpr(1)  # number of tokens in question
+COLUMNS = tl.constexpr(2)
+
 _STEPS = tl.constexpr(4)
 _ABOVE_ALL = tl.constexpr(2147483648)
-
-
-@kernel
-def ordered(x) -> tl.tensor:
-    """An int32 that orders as the float32 does; NaN as minus infinity, -0.0 as 0.0."""
-    x = tl.where(x == x, x, float("-inf"))
-    x = tl.where(x == 0.0, 0.0, x)
-    bits = x.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 2147483647)
 
 
 @kernel
@@ -54,7 +50,7 @@ def mass_from(logits_ptr, size, threshold, floor, largest, BLOCK: tl.constexpr) 
         key = ordered(logit).to(tl.int64)
         counted = (token < size) & (key >= threshold) & (key >= floor)
         share = tl.where(logit == largest, 1.0, tl.exp(logit - largest))
-        mass += tl.sum((tl.where(counted, share, 0.0) * _FIXED_POINT).to(tl.int64), 0)
+        mass += tl.sum((tl.where(counted, share, 0.0) * FIXED_POINT).to(tl.int64), 0)
     return mass
 
 
@@ -139,35 +135,99 @@ def largest_of(logits_ptr, size, BLOCK: tl.constexpr) -> tl.tensor:
 
 
 @kernel
+def target_of(total, share) -> tl.tensor:
+    """Mass that the tokens kept must have: int64."""
+    target = tl.ceil(total.to(tl.float64) * share.to(tl.float64)).to(tl.int64)
+    # All of it is one more than there is: tokens whose weight is cut to nothing are kept too.
+    return tl.where(share < 1.0, tl.maximum(target, 1), total + 1)
+
+
+@kernel
+def top_k_by_groups(
+    logits_ptr, maxima, list_ptr, keys_ptr, num_groups, size, count, floor, largest, share, WEIGH, GROUPS: tl.constexpr,
+    LIST: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
+    """Threshold of top-k, and of top-p behind it if WEIGH; and whether the list had room for what they need."""
+    line = line_of(maxima, num_groups, count, GROUPS)
+    number = list_groups(maxima, list_ptr, num_groups, tl.where(WEIGH, line, line + 1), GROUPS)
+    found, equal = list_above(logits_ptr, list_ptr, number, keys_ptr, size, line, LIST, TILE, GROUP)
+    place = tl.arange(0, LIST)
+    keys = tl.load(keys_ptr + place, mask=place < found, other=LOWEST)
+    kth = line
+    if (found >= count) & (found <= LIST):
+        kth = kth_of_tile(keys, line + 1, count)
+    threshold = tl.maximum(floor, kth)
+    if WEIGH & (found <= LIST):
+        weights = tl.where(keys >= threshold, weight_of(as_logit(keys), largest), 0)
+        total = tl.sum(weights, 0)
+        if line >= threshold:
+            total += equal * weight_of(as_logit(line), largest)
+        target = target_of(total, share)
+        threshold = tl.maximum(threshold, threshold_of_tile(keys, weights, line + 1, target))
+    return threshold, found <= LIST
+
+
+@kernel
 def find_thresholds(
     processed_ptr,  # [N, V] float32; rows without a stage are not there
     rows_ptr,  # [N] int32
     numbers_ptr,  # [R, NUMBERS] int32
     reals_ptr,  # [R, REALS] float32
+    maxima_ptr,  # [N, groups] int32: largest integer of each group of tokens
+    list_ptr,  # [N, groups] int32, for itself
+    keys_ptr,  # [N, LIST] int32, likewise
     threshold_ptr,  # [N] int32, out: tokens whose `ordered` logit is below it are dropped
+    largest_ptr,  # [N] float32, out
+    state_ptr,  # [N, COLUMNS] int32, out, see `nucleus`
+    bins_ptr,  # [N, BINS] int32, out: zeros
+    mass_ptr,  # [N, 2] int64, out: zeros
     vocab_size,
+    num_groups,
+    MOST: tl.constexpr,
+    BINS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    LIST: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """One program per row of logits: min-p, then top-k of what is left, then top-p of what is left then."""
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + index).to(tl.int64)
     stages = tl.load(numbers_ptr + row * NUMBERS + STAGES)
-    threshold = tl.full([], LOWEST, tl.int64)
+    threshold = tl.full([], LOWEST, tl.int32)
+    weigh = (stages & TOP_P) != 0
     if (stages & FILTERS) != 0:
         logits_ptr = processed_ptr + index * vocab_size
-        largest = largest_of(logits_ptr, vocab_size, BLOCK)
+        maxima = load_maxima(maxima_ptr + index * num_groups, num_groups, GROUPS)
+        largest = as_logit(tl.max(maxima, 0))
         if (stages & MIN_P) != 0:
-            threshold = ordered(largest + tl.load(reals_ptr + row * REALS + LOG_MIN_P)).to(tl.int64)
+            threshold = ordered(largest + tl.load(reals_ptr + row * REALS + LOG_MIN_P))
         if (stages & TOP_K) != 0:
             # Of the k-th of all, and that of what min-p left, the larger one with min-p's is the same.
             count = tl.load(numbers_ptr + row * NUMBERS + COLUMN_TOP_K)
-            threshold = tl.maximum(threshold, kth_largest(logits_ptr, vocab_size, LOWEST, count, BLOCK))
-        if (stages & TOP_P) != 0:
-            total = mass_from(logits_ptr, vocab_size, threshold, threshold, largest, BLOCK)
-            share = tl.load(reals_ptr + row * REALS + COLUMN_TOP_P).to(tl.float64)
-            target = tl.ceil(total.to(tl.float64) * share).to(tl.int64)
-            # All of it is one more than there is: tokens whose weight is cut to nothing are kept too.
-            target = tl.where(share < 1.0, tl.maximum(target, 1), total + 1)
-            kept = threshold_of_mass(logits_ptr, vocab_size, threshold, largest, target, BLOCK)
-            threshold = tl.maximum(threshold, kept)
-    tl.store(threshold_ptr + index, threshold.to(tl.int32))
+            share = tl.load(reals_ptr + row * REALS + COLUMN_TOP_P)
+            settled = (count <= num_groups) & (count <= MOST)
+            if settled:
+                found, settled = top_k_by_groups(
+                    logits_ptr, maxima, list_ptr + index * num_groups, keys_ptr + index * SLOTS, num_groups, vocab_size,
+                    count, threshold, largest, share, weigh, GROUPS, LIST, TILE, GROUP,
+                )  # fmt: skip
+                threshold = tl.where(settled, found, threshold)
+            if settled:
+                weigh = weigh & False
+            else:
+                kth = kth_largest(logits_ptr, vocab_size, LOWEST, count, BLOCK).to(tl.int32)
+                threshold = tl.maximum(threshold, kth)
+        if weigh:
+            tl.store(bins_ptr + index * BINS + tl.arange(0, BINS), tl.zeros([BINS], tl.int32))
+            tl.store(mass_ptr + 2 * index + tl.arange(0, 2), tl.zeros([2], tl.int64))
+        tl.store(largest_ptr + index, largest)
+    else:
+        weigh = weigh & False
+    tl.store(
+        state_ptr + index * COLUMNS + tl.arange(0, COLUMNS),
+        tl.where(tl.arange(0, COLUMNS) == OPEN, weigh.to(tl.int32), 0),
+    )
+    tl.store(threshold_ptr + index, threshold)

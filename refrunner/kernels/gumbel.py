@@ -12,9 +12,9 @@ where a float32 is dense. 32 bits would not be enough: 2**-32 is the chance of a
 
 import triton.language as tl
 
-from .filters import ordered
 from .launch import kernel
 from .logits_processing import FILTERS
+from .order import ordered
 
 PURPOSE_TARGET = tl.constexpr(0)
 _TWO_POW_32 = tl.constexpr(4294967296.0)

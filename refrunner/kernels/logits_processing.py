@@ -9,7 +9,9 @@ result is the same on every device.
 
 import triton.language as tl
 
+from .groups import maxima_of
 from .launch import kernel
+from .order import LOWEST, ordered
 
 # Bits of a row's stages.
 ALLOWED = tl.constexpr(1)
@@ -152,14 +154,17 @@ def process_logits(
     token_ids_ptr,  # [R, L] int32, drafts included
     token_ids_stride,
     out_ptr,  # [N, V] float32, out
+    maxima_ptr,  # [N, groups] int32, out: largest integer, by `ordered`, of each group of tokens; of rows with a filter
     vocab_size,
     mask_words,  # W
+    num_groups,
     BIASES: tl.constexpr,
     STOPS: tl.constexpr,
     WORDS: tl.constexpr,
     WORD_TOKENS: tl.constexpr,
     DRAFTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
 ) -> None:
     """One program per row of logits and block of the vocabulary."""
     index = tl.program_id(0).to(tl.int64)
@@ -204,3 +209,7 @@ def process_logits(
     if temperature > 0.0:
         logit = tl.div_rn(logit, temperature + tl.zeros_like(logit))
     tl.store(out_ptr + index * vocab_size + token, logit, mask=inside)
+    if (stages & FILTERS) != 0:
+        group = first_token // GROUP + tl.arange(0, BLOCK // GROUP)
+        maxima = maxima_of(tl.where(inside, ordered(logit), LOWEST), BLOCK, GROUP)
+        tl.store(maxima_ptr + index * num_groups + group, maxima, mask=group < num_groups)

@@ -11,8 +11,10 @@ before whom.
 
 import triton.language as tl
 
-from .filters import kth_largest, ordered
+from .filters import kth_largest
+from .groups import line_of, list_groups, list_likeliest, load_maxima, maxima_of
 from .launch import kernel
+from .order import LOWEST, as_logit, kth_of_tile, ordered
 
 _COLUMNS = tl.constexpr(64)  # entries that are sorted in one turn
 
@@ -36,7 +38,7 @@ def number_from(logits_ptr, size, threshold, least, BLOCK: tl.constexpr) -> tl.t
 
 
 @kernel
-def select_top(
+def survey(
     logits_ptr,  # [n, V] float32
     logits_stride,
     threshold_ptr,  # [n] int32, lowest integer of `ordered` that a filter keeps
@@ -44,23 +46,38 @@ def select_top(
     wanted_ptr,  # [R] int32: 1 + number of tokens wanted, 0 for no report
     wanted_stride,
     tokens_ptr,  # [n] int32, the tokens that are there
-    id_ptr,  # [n, K] int32, out, unsorted
-    value_ptr,  # [n, K] float32, out, likewise
-    rank_ptr,  # [n] int32, out: 1 + number of values above the token's own
+    maxima_ptr,  # [n, groups] int32, out: largest integer of each group's values
+    above_ptr,  # [n, parts] int32, out: number of values above the token's own
     vocab_size,
-    columns,  # K
+    num_groups,
+    num_parts,
+    part_blocks,
     BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
 ) -> None:
-    """The wanted number of largest values of each row, and the rank of its token. One program per row."""
+    """One pass over each row that a report is wanted of. One program per row and part of the vocabulary."""
     index = tl.program_id(0).to(tl.int64)
-    wanted = tl.load(wanted_ptr + tl.load(rows_ptr + index).to(tl.int64) * wanted_stride) - 1
-    if wanted < 0:
+    part = tl.program_id(1)
+    if tl.load(wanted_ptr + tl.load(rows_ptr + index).to(tl.int64) * wanted_stride) == 0:
         return
     logits_ptr += index * logits_stride
     threshold = tl.load(threshold_ptr + index)
     own = tl.load(tokens_ptr + index) + tl.arange(0, 1)
-    own_key = tl.max(ordered(reported_value(logits_ptr, own, own < vocab_size, threshold)), 0).to(tl.int64)
-    tl.store(rank_ptr + index, 1 + number_from(logits_ptr, vocab_size, threshold, own_key + 1, BLOCK))
+    own_key = tl.max(ordered(reported_value(logits_ptr, own, own < vocab_size, threshold)), 0)
+    above = tl.zeros([BLOCK], tl.int32)
+    for start in range(part * part_blocks * BLOCK, tl.minimum((part + 1) * part_blocks * BLOCK, vocab_size), BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        key = ordered(reported_value(logits_ptr, token, token < vocab_size, threshold))
+        key = tl.where(token < vocab_size, key, LOWEST)
+        above += (key > own_key).to(tl.int32)
+        group = start // GROUP + tl.arange(0, BLOCK // GROUP)
+        tl.store(maxima_ptr + index * num_groups + group, maxima_of(key, BLOCK, GROUP), mask=group < num_groups)
+    tl.store(above_ptr + index * num_parts + part, tl.sum(above, 0))
+
+
+@kernel
+def select_anyway(logits_ptr, threshold, id_ptr, value_ptr, vocab_size, wanted, BLOCK: tl.constexpr) -> None:
+    """The wanted number of largest values of a row, in as many passes over it as that takes."""
     kth = kth_largest(logits_ptr, vocab_size, threshold, wanted, BLOCK)
     above_end = tl.full([], 0, tl.int32)
     equal_end = number_from(logits_ptr, vocab_size, threshold, kth + 1, BLOCK)
@@ -72,10 +89,88 @@ def select_top(
         equal = ((token < vocab_size) & (key == kth)).to(tl.int32)
         place = tl.where(above != 0, above_end + tl.cumsum(above, 0), equal_end + tl.cumsum(equal, 0)) - 1
         chosen = (above + equal != 0) & (place < wanted)
-        tl.store(id_ptr + index * columns + place, token, mask=chosen)
-        tl.store(value_ptr + index * columns + place, value, mask=chosen)
+        tl.store(id_ptr + place, token, mask=chosen)
+        tl.store(value_ptr + place, value, mask=chosen)
         above_end += tl.sum(above, 0)
         equal_end += tl.sum(equal, 0)
+
+
+@kernel
+def select_top(
+    logits_ptr,  # [n, V] float32
+    logits_stride,
+    threshold_ptr,  # [n] int32
+    rows_ptr,  # [n] int32
+    wanted_ptr,  # [R] int32
+    wanted_stride,
+    maxima_ptr,  # [n, groups] int32, see `survey`
+    above_ptr,  # [n, parts] int32, likewise
+    list_ptr,  # [n, groups] int32, for itself
+    found_ptr,  # [2, n, LIST] int32, likewise
+    equal_ptr,  # [n, K] int32, likewise
+    id_ptr,  # [n, K] int32, out, unsorted
+    value_ptr,  # [n, K] float32, out, likewise
+    rank_ptr,  # [n] int32, out: 1 + number of values above the token's own
+    vocab_size,
+    num_groups,
+    num_parts,
+    count,  # n
+    columns,  # K
+    MOST: tl.constexpr,
+    LIST: tl.constexpr,
+    PARTS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """The wanted number of largest values of each row, and the rank of its token. One program per row."""
+    index = tl.program_id(0).to(tl.int64)
+    wanted = tl.load(wanted_ptr + tl.load(rows_ptr + index).to(tl.int64) * wanted_stride) - 1
+    if wanted < 0:
+        return
+    part = tl.arange(0, PARTS)
+    above = tl.load(above_ptr + index * num_parts + part, mask=part < num_parts, other=0)
+    tl.store(rank_ptr + index, 1 + tl.sum(above, 0))
+    if wanted == 0:
+        return
+    logits_ptr += index * logits_stride
+    id_ptr += index * columns
+    value_ptr += index * columns
+    threshold = tl.load(threshold_ptr + index)
+    found = tl.full([], LIST + 1, tl.int32)
+    if (wanted <= MOST) & (wanted <= num_groups):
+        keys_ptr = found_ptr + index * LIST
+        ids_ptr = keys_ptr + count.to(tl.int64) * LIST
+        equal_ptr += index * columns
+        maxima = load_maxima(maxima_ptr + index * num_groups, num_groups, GROUPS)
+        line = line_of(maxima, num_groups, wanted, GROUPS)
+        number = list_groups(maxima, list_ptr + index * num_groups, num_groups, line, GROUPS)
+        found = list_likeliest(
+            logits_ptr, threshold, list_ptr + index * num_groups, number, keys_ptr, ids_ptr, equal_ptr, vocab_size,
+            line, wanted, LIST, TILE, GROUP,
+        )  # fmt: skip
+        if found <= LIST:
+            place = tl.arange(0, LIST)
+            keys = tl.load(keys_ptr + place, mask=place < found, other=LOWEST)
+            ids = tl.load(ids_ptr + place, mask=place < found, other=0)
+            if found < wanted:
+                tl.store(id_ptr + place, ids, mask=place < found)
+                tl.store(value_ptr + place, as_logit(keys), mask=place < found)
+                on_line = (place >= found) & (place < wanted)
+                token = tl.load(equal_ptr + place - found, mask=on_line, other=0)
+                tl.store(id_ptr + place, token, mask=on_line)
+                tl.store(value_ptr + place, as_logit(line) + tl.zeros([LIST], tl.float32), mask=on_line)
+            else:
+                kth = kth_of_tile(keys, line + 1, wanted)
+                larger = (keys > kth).to(tl.int32)
+                same = (keys == kth).to(tl.int32)
+                place = tl.where(larger != 0, tl.cumsum(larger, 0), tl.sum(larger, 0) + tl.cumsum(same, 0)) - 1
+                chosen = (larger + same != 0) & (place < wanted)
+                tl.store(id_ptr + place, ids, mask=chosen)
+                tl.store(value_ptr + place, as_logit(keys), mask=chosen)
+    if found > LIST:
+        select_anyway(logits_ptr, threshold, id_ptr, value_ptr, vocab_size, wanted, BLOCK)
 
 
 @kernel

@@ -76,3 +76,93 @@ def row_block_of(device: torch.device, vocab_size: int) -> int:
 def power_of_two(number: int) -> int:
     """The smallest power of two that is not below a positive number."""
     return 1 << (number - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Groups of neighbouring tokens, whose largest logits say where a row's largest ones are.
+
+    Attributes:
+        group: tokens, a power of two.
+        tile: groups that a program reads at a time, a power of two.
+        most: number of likeliest tokens that are looked for by groups; beyond it the whole row is read, several times.
+        list: tokens that a program has room for on the way, a power of two.
+        warps: of a program.
+    """
+
+    group: int
+    tile: int
+    most: int
+    list: int
+    warps: int
+
+
+def grouping_of(device: torch.device, vocab_size: int) -> Grouping:
+    """On the CPU such that small vocabularies, too, have more groups than one and can do without room."""
+    if device.type != "cpu":
+        return Grouping(128, 16, 512, 2048, 4)
+    group = max(1, min(128, block_of(device, vocab_size) // 16))
+    return Grouping(group, 4, 8 if vocab_size < 1024 else 512, 16 if vocab_size < 1024 else 2048, 4)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How the search for a share of a row's mass is divided; see ``kernels.nucleus``.
+
+    Attributes:
+        parts: of a row, a program each.
+        part_blocks: blocks of each part.
+        block: tokens, a power of two.
+        bins: a power of two.
+        slots: tokens in question that there is room for, a power of two.
+        warps: of a program.
+    """
+
+    parts: int
+    part_blocks: int
+    block: int
+    bins: int
+    slots: int
+    warps: int
+
+
+def spread_of(device: torch.device, count: int, vocab_size: int) -> Spread:
+    """On a GPU about as many programs as it holds at once, or two a row; on the CPU two."""
+    if device.type == "cpu":
+        block = block_of(device, vocab_size)
+        return Spread(-(-vocab_size // block), 1, block, 64, 32 if vocab_size < 1024 else 8192, 4)
+    blocks = -(-vocab_size // 4096)
+    number = min(blocks, max(2, 1024 // max(1, count)))
+    each = -(-blocks // number)
+    return Spread(-(-blocks // each), each, 4096, 1024, 8192, 8)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """How one pass over a row is divided.
+
+    Attributes:
+        number: of parts, a program each.
+        most: no less than any number of parts on this device for this vocabulary, a power of two.
+        blocks: of each part.
+        block: tokens, a power of two.
+        warps: of a program.
+    """
+
+    number: int
+    most: int
+    blocks: int
+    block: int
+    warps: int
+
+
+def survey_of(device: torch.device, count: int, vocab_size: int) -> Survey:
+    """On a GPU about as many programs as it holds at once, or two a row; on the CPU two."""
+    if device.type == "cpu":
+        block = block_of(device, vocab_size)
+        number = -(-vocab_size // block)
+        return Survey(number, power_of_two(number), 1, block, 4)
+    blocks = -(-vocab_size // GPU_ROW_BLOCK)
+    number = min(blocks, GPU_MOST_PARTS, max(2, 1024 // max(1, count)))
+    each = -(-blocks // number)
+    return Survey(-(-blocks // each), GPU_MOST_PARTS, each, GPU_ROW_BLOCK, 4)

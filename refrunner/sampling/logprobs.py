@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..api import TokenLogprobs
-from ..kernels.logprobs import combine_sums, report_all, report_top, select_top, sum_exponentials
+from ..kernels.logprobs import combine_sums, report_all, report_top, select_top, sum_exponentials, survey
 from ..sampling_params import FULL_VOCABULARY, MAX_LOGPROB_IDS
-from .blocks import LAUNCH, block_of, power_of_two, row_block_of
+from .blocks import LAUNCH, block_of, grouping_of, power_of_two, row_block_of, survey_of
 
 _FIRST_VALUE = 1 + MAX_LOGPROB_IDS
 
@@ -103,7 +103,7 @@ class LogprobReport:
 def report_logprobs(
     reported: Reported, tokens: Tensor, asker: Asker, columns: int, full_rows: Sequence[int]
 ) -> LogprobReport:
-    """Enqueue the reports: two launches, and one for each run of rows that ask for the whole vocabulary.
+    """Enqueue the reports: three launches, and one for each run of rows that ask for the whole vocabulary.
 
     Args:
         reported: what the rows are judged by.
@@ -115,16 +115,12 @@ def report_logprobs(
     logits = reported.logits
     count, vocab_size = logits.shape
     columns = max(1, min(columns, vocab_size))
-    block = row_block_of(logits.device, vocab_size)
     # Not parts of one tensor: their alignment would change with the batch, and the kernel would be compiled anew.
     found_ids, ids = (torch.empty(count, columns, dtype=torch.int32, device=logits.device) for _ in range(2))
     found = torch.empty(count, columns, dtype=torch.float32, device=logits.device)
     values = torch.empty(count, _FIRST_VALUE + columns, dtype=torch.float32, device=logits.device)
     ranks = torch.empty(count, dtype=torch.int32, device=logits.device)
-    select_top[(count,)](
-        logits, logits.stride(0), reported.thresholds, asker.rows, asker.wanted, asker.wanted.stride(0), tokens,
-        found_ids, found, ranks, vocab_size, columns, BLOCK=block, **LAUNCH,
-    )  # fmt: skip
+    _select(reported, tokens, asker, found_ids, found, ranks)
     report_top[(count,)](
         logits, logits.stride(0), reported.thresholds, reported.statistics, asker.rows,
         asker.wanted, asker.wanted.stride(0), asker.fixed, asker.num_fixed, asker.num_fixed.stride(0), tokens,
@@ -132,6 +128,29 @@ def report_logprobs(
         LOGARITHM=reported.logarithm, FIXED=MAX_LOGPROB_IDS, **LAUNCH,
     )  # fmt: skip
     return LogprobReport(ids, values, ranks, _whole_rows(reported, full_rows) if len(full_rows) else None)
+
+
+def _select(reported: Reported, tokens: Tensor, asker: Asker, ids: Tensor, values: Tensor, ranks: Tensor) -> None:
+    """Enqueue two launches that find the likeliest tokens, in no order, and the ranks."""
+    logits, (count, columns), device = reported.logits, ids.shape, ids.device
+    vocab_size = logits.shape[1]
+    grouping, parts = grouping_of(device, vocab_size), survey_of(device, count, vocab_size)
+    num_groups = -(-vocab_size // grouping.group)
+    maxima, listed = (torch.empty(count, num_groups, dtype=torch.int32, device=device) for _ in range(2))
+    above = torch.empty(count, parts.number, dtype=torch.int32, device=device)
+    found = torch.empty(2, count, grouping.list, dtype=torch.int32, device=device)
+    survey[(count, parts.number)](
+        logits, logits.stride(0), reported.thresholds, asker.rows, asker.wanted, asker.wanted.stride(0), tokens,
+        maxima, above, vocab_size, num_groups, parts.number, parts.blocks, BLOCK=parts.block, GROUP=grouping.group,
+        num_warps=parts.warps, **LAUNCH,
+    )  # fmt: skip
+    select_top[(count,)](
+        logits, logits.stride(0), reported.thresholds, asker.rows, asker.wanted, asker.wanted.stride(0),
+        maxima, above, listed, found, torch.empty_like(ids), ids, values, ranks, vocab_size, num_groups, parts.number,
+        count, columns, MOST=grouping.most, LIST=grouping.list, PARTS=parts.most, GROUPS=power_of_two(num_groups),
+        GROUP=grouping.group, TILE=grouping.tile, BLOCK=row_block_of(device, vocab_size), num_warps=grouping.warps,
+        **LAUNCH,
+    )  # fmt: skip
 
 
 def row_statistics(logits: Tensor) -> Tensor:

@@ -18,12 +18,13 @@ from ..config import RunnerConfig
 from ..device import Device
 from ..input_batch import InputBatch
 from ..kernels import logits_processing as kernels
-from ..kernels.filters import LOWEST, find_thresholds
+from ..kernels.order import LOWEST
 from ..request_states import SequenceState
 from ..sampling_params import FULL_VOCABULARY, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_BIASES, MAX_STOPS, SamplingParams
 from ..speculation.verification import Verifier
 from ..staging import PackedUpload
-from .blocks import LAUNCH, block_of, row_block_of
+from .blocks import LAUNCH, block_of, grouping_of
+from .filters import thresholds_of
 from .gumbel import Processed, Sampled, sample
 from .logprobs import Asker, LogprobReport, Reported, report_logprobs, row_statistics
 from .penalties import PenaltyState
@@ -145,23 +146,21 @@ class SamplerStages:
         processed, thresholds = logits, self.no_threshold
         if stages:
             processed = torch.empty(count, vocab_size, dtype=torch.float32, device=logits.device)
-            block = block_of(logits.device, vocab_size)
+            block, grouping = block_of(logits.device, vocab_size), grouping_of(logits.device, vocab_size)
+            maxima = torch.empty(count, -(-vocab_size // grouping.group), dtype=torch.int32, device=logits.device)
             grid = (count, -(-vocab_size // block))
             kernels.process_logits[grid](
                 logits, logits.stride(0), rows, positions, positions if offsets is None else offsets,
                 tables.numbers.gpu, tables.reals.gpu,
                 tables.allowed.gpu, tables.bias_tokens.gpu, tables.bias_values.gpu, tables.stops.gpu,
                 tables.bad_words.gpu, self._penalties.prompt_mask, self._penalties.counts,
-                states.token_ids, states.token_ids.stride(0), processed, vocab_size, mask_words(vocab_size),
+                states.token_ids, states.token_ids.stride(0), processed, maxima, vocab_size, mask_words(vocab_size),
+                maxima.shape[1],
                 BIASES=MAX_BIASES, STOPS=MAX_STOPS, WORDS=MAX_BAD_WORDS, WORD_TOKENS=MAX_BAD_WORD_TOKENS,
-                DRAFTS=offsets is not None, BLOCK=block, **LAUNCH,
+                DRAFTS=offsets is not None, BLOCK=block, GROUP=grouping.group, **LAUNCH,
             )  # fmt: skip
         if stages & kernels.FILTERS.value:
-            thresholds = torch.empty(count, dtype=torch.int32, device=logits.device)
-            find_thresholds[(count,)](
-                processed, rows, tables.numbers.gpu, tables.reals.gpu, thresholds, vocab_size,
-                BLOCK=row_block_of(logits.device, vocab_size), **LAUNCH,
-            )  # fmt: skip
+            thresholds = thresholds_of(processed, maxima, rows, tables.numbers.gpu, tables.reals.gpu, stages, grouping)
         return Processed(tables.number(kernels.STAGES.value), processed, thresholds)
 
     def _draw(self, logits: Tensor, rows: Tensor, positions: Tensor, processed: Processed) -> Sampled:

@@ -82,10 +82,13 @@ def test_each_time_is_of_the_launches_that_it_names(logits):
     filters = filter_speed.filter_lines(tensors, launches)
     reports = filter_speed.report_lines(tensors, launches)
     assert [line.pop("filters") for line in filters] == list(CASES)
-    assert filters == [{"drawn": 4, "thresholds known": 2, "processed": 1, "torch": 0}] * len(CASES)
+    # Three more where there is top-p.
+    assert filters == [
+        {"drawn": 4 + more, "thresholds known": 2 + more, "processed": 1, "torch": 0} for more in (0, 0, 3, 3)
+    ]
     assert [line.pop("likeliest") for line in reports] == [5, 20]
     torch_alone = {"torch topk": 0, "torch log_softmax, topk": 0}
-    assert reports == [{"reported": 2, "select_top": 1, **torch_alone}] * 2
+    assert reports == [{"reported": 3, "likeliest found": 2, **torch_alone}] * 2
 
 
 def test_what_torch_cannot_do_in_a_graph_is_told(logits):

@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -85,19 +86,21 @@ def test_it_is_that_of_sorting(device, kind, logits):
 
 
 def thresholds(package, device="cpu"):
-    """What top-k keeps of each kind of row and count, by the kernel of a package."""
+    """What top-k keeps of each kind of row and count, by the kernels of a package, in whole rows."""
     stages = importlib.import_module(f"{package}.kernels.logits_processing")
-    launched = importlib.import_module(f"{package}.kernels.filters").find_thresholds
+    host = importlib.import_module(f"{package}.sampling.filters")
+    blocks = importlib.import_module(f"{package}.sampling.blocks")
     pairs = [(logits, count) for (_, logits), count in itertools.product(rows(), COUNTS[1:])]
     numbers = torch.zeros(len(pairs), stages.NUMBERS.value, dtype=torch.int32, device=device)
     numbers[:, stages.STAGES.value] = stages.TOP_K.value
     numbers[:, stages.COLUMN_TOP_K.value] = torch.tensor([count for _, count in pairs])
     reals = torch.zeros(len(pairs), stages.REALS.value, device=device)
     logits = torch.from_numpy(np.stack([logits for logits, _ in pairs])).to(device)
-    result = torch.empty(len(pairs), dtype=torch.int32, device=device)
     order = torch.arange(len(pairs), dtype=torch.int32, device=device)
-    launched[(len(pairs),)](logits, order, numbers, reals, result, V, BLOCK=LANES)
-    return result.tolist()
+    maxima = torch.zeros(len(pairs), V // LANES + 1, dtype=torch.int32, device=device)
+    never_by_groups = blocks.Grouping(LANES, 1, 0, LANES, 4)
+    with mock.patch.object(host, "row_block_of", return_value=LANES):
+        return host.thresholds_of(logits, maxima, order, numbers, reals, stages.TOP_K.value, never_by_groups).tolist()
 
 
 def test_thresholds_are_those_of_sorting(device):

@@ -28,7 +28,7 @@ SETS = (
 )
 PROCESSING, FILTERS, STATE = "kernels/logits_processing.py", "kernels/filters.py", "kernels/penalty_state.py"
 REPORTS, TABLES, MIN_LEN = "kernels/logprobs.py", "sampling/tables.py", "length < tl.load(numbers_ptr + MIN_LEN)"
-REACHED = "tl.where(mass >= target, candidate, threshold)"
+ORDER = "kernels/order.py"
 # By what goes wrong: the file, the text, and what replaces it.
 MUTATIONS = {
     "no listed token is found": (PROCESSING, "token < first_token + BLOCK)", "token < first_token)"),
@@ -36,12 +36,11 @@ MUTATIONS = {
     "the prompt does not count as repeated": (PROCESSING, "produced | mask_bit(mask_ptr, token, inside)", "produced"),
     "bad words end a token early": (PROCESSING, "length - size + lane", "length - size + lane - 1"),
     "stop tokens are free a token early": (PROCESSING, MIN_LEN, MIN_LEN.replace("length", "length + 1")),
-    "top-k keeps one fewer": (FILTERS, "reaching >= count", "reaching >= count - 1"),
-    "top-p keeps one more": (FILTERS, REACHED, REACHED.replace(">=", ">")),
+    "top-k keeps one fewer": (FILTERS, "NUMBERS + COLUMN_TOP_K)", "NUMBERS + COLUMN_TOP_K) - 1"),
     "top-p is squared": (FILTERS, "total.to(tl.float64) * share", "total.to(tl.float64) * share * share"),
     "the prompt counts as output": (STATE, "mask=known & ~prompt", "mask=known"),
     "what is drawn is not counted": (STATE, "tl.load(count_ptr) + 1", "tl.load(count_ptr)"),
-    "ranks begin at 0": (REPORTS, "1 + number_from(", "number_from("),
+    "ranks begin at 0": (REPORTS, "1 + tl.sum(above", "tl.sum(above"),
     "the highest id comes first among equals": (REPORTS, "+ other) < token)", "+ other) > token)"),
     "the minimum counts the prompt": (TABLES, "request.prompt_len + sampling.min_tokens", "sampling.min_tokens"),
     "biases are not sorted": (TABLES, "sorted(sampling.logit_bias)", "list(sampling.logit_bias)[::-1]"),
@@ -49,7 +48,7 @@ MUTATIONS = {
 # Each mutant compiles the kernels of a package of its own, ten seconds in all; the suite shows one of them.
 ALL = bool(os.environ.get("MRV2_SAMPLER_MUTANTS"))
 RUN = tuple(MUTATIONS) if ALL else ("top-k keeps one fewer",)
-NOTHING = (FILTERS, "_FIXED_POINT = tl.constexpr(1099511627776.0)  # 2**40", "_FIXED_POINT = tl.constexpr(2.0**40)")
+NOTHING = (ORDER, "FIXED_POINT = tl.constexpr(1099511627776.0)  # 2**40", "FIXED_POINT = tl.constexpr(2.0**40)")
 
 
 def outcome(package):

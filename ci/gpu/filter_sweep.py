@@ -1,0 +1,169 @@
+"""Times of single launches of the filters and of the likeliest tokens, by ways to divide the work; and exactness.
+
+    python -m mrv2.ci.gpu.filter_sweep FILE
+
+Thresholds are compared with those of the searches in whole rows, bit for bit, before anything is timed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from mrv2.ci.gpu import filter_speed
+from mrv2.ci.gpu.filter_speed import CASES, Batch
+from mrv2.ci.gpu.sampling_speed import VOCAB, cases, inputs, microseconds
+from mrv2.refrunner.kernels.launch import Kernel
+from mrv2.refrunner.sampling import filters, sampler
+
+Launch = tuple[Any, tuple[int, ...], list[Any], dict[str, Any]]
+DEVICE = "cuda"
+
+
+@contextmanager
+def whole_rows() -> Iterator[None]:
+    """Neither lists nor groups have room for anything."""
+    spread, grouping = filters.spread_of, sampler.grouping_of
+    with (
+        mock.patch.object(filters, "spread_of", lambda *shape: replace(spread(*shape), slots=8)),
+        mock.patch.object(sampler, "grouping_of", lambda *shape: replace(grouping(*shape), most=0)),
+    ):
+        yield
+
+
+def thresholds(case: filter_speed.Case, logits: Tensor) -> Tensor:
+    """int32 [N]."""
+    return Batch(case, len(logits), logits.shape[1], DEVICE).compared(logits)[2].thresholds
+
+
+def inexact(count: int, vocab_size: int) -> dict[str, int]:
+    """Thresholds that differ from those of whole rows, by kind of logits."""
+    found = {}
+    for (kind, logits), (name, case) in ((a, b) for a in cases(DEVICE, count, vocab_size) for b in CASES.items()):
+        fast = thresholds(case, logits.float())
+        with whole_rows():
+            found[f"{kind}, {name}"] = int((fast != thresholds(case, logits.float())).sum())
+    return found
+
+
+def launches(call: Callable[[], object]) -> dict[str, Launch]:
+    """The launches of a call, by name."""
+    found: dict[str, Launch] = {}
+    run = Kernel.run
+
+    def note(self: Kernel, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        found[self.fn.__name__] = (self, grid, list(args), dict(kwargs))
+        return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+    with mock.patch.object(Kernel, "run", note):
+        call()
+    return found
+
+
+def timed(launch: Launch, grid: tuple[int, ...] | None = None, change: dict[str, Any] | None = None) -> float | str:
+    """Of one launch alone, perhaps with other arguments."""
+    kernel, own_grid, args, kwargs = launch
+    names = list(kernel.arg_names)
+    args, kwargs = list(args), dict(kwargs)
+    for name, value in (change or {}).items():
+        if name in names[: len(args)]:
+            args[names.index(name)] = value
+        else:
+            kwargs[name] = value
+    kwargs.pop("debug", None)
+    try:
+        return round(microseconds([lambda: kernel[grid or own_grid](*args, **kwargs)]), 1)
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {str(error)[:80]}"
+
+
+def divided(block: int, parts: int) -> tuple[int, int]:
+    """Number of parts and blocks of each."""
+    blocks = -(-VOCAB // block)
+    each = -(-blocks // min(parts, blocks))
+    return -(-blocks // each), each
+
+
+Note = Callable[..., None]
+
+
+def main(arguments: list[str]) -> int:
+    """Check, measure, write."""
+    record: dict[str, Any] = {"inexact": inexact(16, VOCAB), "times": []}
+    print("inexact:", {name: number for name, number in record["inexact"].items() if number}, flush=True)
+
+    def note(**line: Any) -> None:
+        record["times"].append(line)
+        print("  ".join(f"{name} {value}" for name, value in line.items()), flush=True)
+        Path(arguments[0]).write_text(json.dumps(record, indent=1) + "\n")
+
+    for count in (1, 32, 1024):
+        logits = inputs(count, torch.float32)[0]
+        sweep_filters(count, logits, note)
+        sweep_reports(count, logits, note)
+    return int(any(record["inexact"].values()))
+
+
+def sweep_filters(count: int, logits: Tensor, note: Note) -> None:
+    """Of each case."""
+    for name, case in CASES.items():
+        batch = Batch(case, count, VOCAB, DEVICE)
+        batch.sample(logits)
+        found = launches(partial(batch.sample, logits))
+        for kernel in ("process_logits", "find_thresholds", "settle_nucleus"):
+            if kernel in found:
+                note(B=count, case=name, kernel=kernel, us=timed(found[kernel]))
+        if name == "top-p":
+            sweep_passes(count, found, note)
+        if name in ("top-k", "min-p, top-k, top-p"):
+            for warps, tile in ((8, 16), (8, 32), (4, 8)):
+                us = timed(found["find_thresholds"], None, {"num_warps": warps, "TILE": tile})
+                note(B=count, case=name, kernel="find_thresholds", warps=warps, tile=tile, us=us)
+
+
+def sweep_passes(count: int, found: dict[str, Launch], note: Note) -> None:
+    """Of top-p."""
+    several = (2, 4) if count == 1024 else (1024 // count, 512 // count)
+    for (block, warps), parts in itertools.product(((1024, 4), (2048, 4), (4096, 4), (4096, 8), (8192, 8)), several):
+        number, each = divided(block, parts)
+        change = {"BLOCK": block, "num_warps": warps, "part_blocks": each}
+        for kernel in ("count_bins", "weigh_bins"):
+            us = timed(found[kernel], (count, number), change)
+            note(B=count, kernel=kernel, block=block, warps=warps, parts=number, us=us)
+    for bins in (256, 512, 2048) if count > 1 else ():
+        number, each = divided(4096, several[0])
+        change = {"BLOCK": 4096, "part_blocks": each, "BINS": bins}
+        change["bins_ptr"] = torch.zeros(count, bins, dtype=torch.int32, device=DEVICE)
+        note(B=count, kernel="count_bins", bins=bins, us=timed(found["count_bins"], (count, number), change))
+
+
+def sweep_reports(count: int, logits: Tensor, note: Note) -> None:
+    """Of the likeliest tokens."""
+    found = launches(partial(filter_speed.report, logits, torch.zeros(2, count, device=DEVICE), 20))
+    for kernel in ("survey", "select_top", "report_top"):
+        note(B=count, kernel=kernel, us=timed(found[kernel]))
+    for warps, tile in ((8, 16), (8, 32), (4, 8)):
+        us = timed(found["select_top"], None, {"num_warps": warps, "TILE": tile})
+        note(B=count, kernel="select_top", warps=warps, tile=tile, us=us)
+    several = (2, 4) if count == 1024 else (1024 // count, 512 // count)
+    for (block, warps), parts in itertools.product(((1024, 4), (2048, 4), (4096, 8)), several):
+        number, each = divided(block, min(parts, 128))
+        above = torch.zeros(count, number, dtype=torch.int32, device=DEVICE)
+        change = {"BLOCK": block, "num_warps": warps, "part_blocks": each, "num_parts": number, "above_ptr": above}
+        us = timed(found["survey"], (count, number), change)
+        note(B=count, kernel="survey", block=block, warps=warps, parts=number, us=us)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

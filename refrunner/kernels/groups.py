@@ -1,0 +1,99 @@
+"""The largest logits of a row by way of the largest one of each group of neighbouring tokens.
+
+As many logits as there are groups of a larger or equal maximum reach the k-th largest of the groups' maxima, the
+*line*; so the k-th largest logit is on the line or above. Those above are in fewer than k groups, and not many more
+than k unless they are neighbours: reading these groups finds them all.
+"""
+
+import triton.language as tl
+
+from .launch import kernel
+from .order import LOWEST, kth_of_tile, ordered
+
+
+@kernel
+def maxima_of(keys, BLOCK: tl.constexpr, GROUP: tl.constexpr) -> tl.tensor:
+    """Largest integer of each group of a block: [BLOCK] gives [BLOCK / GROUP]."""
+    return tl.max(tl.reshape(keys, [BLOCK // GROUP, GROUP]), 1)
+
+
+@kernel
+def load_maxima(maxima_ptr, num_groups, GROUPS: tl.constexpr) -> tl.tensor:
+    """The maxima of a row's groups, and the lowest integer for those that are not there."""
+    group = tl.arange(0, GROUPS)
+    return tl.load(maxima_ptr + group, mask=group < num_groups, other=LOWEST)
+
+
+@kernel
+def line_of(maxima, num_groups, count, GROUPS: tl.constexpr) -> tl.tensor:
+    """The ``count``-th largest of the maxima, of at least as many."""
+    present = tl.arange(0, GROUPS) < num_groups
+    return kth_of_tile(maxima, tl.min(tl.where(present, maxima, 2147483647), 0), count)
+
+
+@kernel
+def list_groups(maxima, list_ptr, num_groups, line, GROUPS: tl.constexpr) -> tl.tensor:
+    """Numbers of the groups whose maximum reaches ``line``, in order, and how many they are."""
+    group = tl.arange(0, GROUPS)
+    chosen = ((group < num_groups) & (maxima >= line)).to(tl.int32)
+    tl.store(list_ptr + tl.cumsum(chosen, 0) - 1, group, mask=chosen != 0)
+    tl.debug_barrier()  # another thread of the program may read what this one has written
+    return tl.sum(chosen, 0)
+
+
+@kernel
+def keys_of_groups(
+    logits_ptr, cut, list_ptr, first, number, size, TILE: tl.constexpr, GROUP: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Integers of the tokens of some listed groups, the tokens, and which of them are there.
+
+    A logit whose integer is below ``cut`` counts as minus infinity.
+    """
+    place = tl.arange(0, TILE * GROUP)
+    which = first + place // GROUP
+    group = tl.load(list_ptr + which, mask=which < number, other=0)
+    token = group * GROUP + place % GROUP
+    inside = (which < number) & (token < size)
+    key = ordered(tl.load(logits_ptr + token, mask=inside, other=float("-inf")))
+    return tl.where(key >= cut, key, ordered(tl.full([], float("-inf"), tl.float32))), token, inside
+
+
+@kernel
+def list_above(
+    logits_ptr, list_ptr, number, keys_ptr, size, line, LIST: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """The first LIST integers above ``line`` in the listed groups; how many there are, and how many on it."""
+    found = tl.full([], 0, tl.int32)
+    equal = tl.full([], 0, tl.int32)
+    for first in range(0, number, TILE):
+        key, _, inside = keys_of_groups(logits_ptr, LOWEST, list_ptr, first, number, size, TILE, GROUP)
+        above = (inside & (key > line)).to(tl.int32)
+        place = found + tl.cumsum(above, 0) - 1
+        tl.store(keys_ptr + place, key, mask=(above != 0) & (place < LIST))
+        found += tl.sum(above, 0)
+        equal += tl.sum((inside & (key == line)).to(tl.int32), 0)
+    tl.debug_barrier()
+    return found, equal
+
+
+@kernel
+def list_likeliest(
+    logits_ptr, cut, list_ptr, number, keys_ptr, ids_ptr, equal_ptr, size, line, wanted, LIST: tl.constexpr,
+    TILE: tl.constexpr, GROUP: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Integers above ``line`` of the listed groups, their tokens, and the first tokens on it; how many are above."""
+    found = tl.full([], 0, tl.int32)
+    equal = tl.full([], 0, tl.int32)
+    for first in range(0, number, TILE):
+        key, token, inside = keys_of_groups(logits_ptr, cut, list_ptr, first, number, size, TILE, GROUP)
+        above = (inside & (key > line)).to(tl.int32)
+        place = found + tl.cumsum(above, 0) - 1
+        tl.store(keys_ptr + place, key, mask=(above != 0) & (place < LIST))
+        tl.store(ids_ptr + place, token, mask=(above != 0) & (place < LIST))
+        on_it = (inside & (key == line)).to(tl.int32)
+        place = equal + tl.cumsum(on_it, 0) - 1
+        tl.store(equal_ptr + place, token, mask=(on_it != 0) & (place < wanted))
+        found += tl.sum(above, 0)
+        equal += tl.sum(on_it, 0)
+    tl.debug_barrier()
+    return found
