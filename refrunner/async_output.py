@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from itertools import compress
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .api import LogitsFault, StepOutput, TokenLogprobs
 from .device import Device, Event
 from .input_batch import InputBatch
 from .phases import Phase, phase
+from .sampling.gumbel import EXHAUSTED, LOGPROB, NAN_COUNT, TOKEN
 from .sampling.logprobs import LogprobReport
 from .sampling.prompt_logprobs import PromptReport
 from .sampling.sampler import SamplerOutput
-
-Value = TypeVar("Value", int, float)
 
 
 class AsyncOutput:
@@ -28,7 +30,7 @@ class AsyncOutput:
         self,
         device: Device,
         batch: InputBatch,
-        finished_prefill: frozenset[str],
+        draws: NDArray[np.bool_],
         sampled: SamplerOutput,
         prompts: tuple[PromptReport, ...] = (),
     ) -> None:
@@ -36,18 +38,17 @@ class AsyncOutput:
 
         Args:
             batch: of the step; only what the host knows of it.
-            finished_prefill: requests whose draw counts; the others are still in the middle of their prefill.
+            draws: bool [N], requests whose draws count; the others are still in the middle of their prefill.
             sampled: the draws, on the device.
             prompts: reports on prompts that this step has completed.
         """
-        firsts = zip(batch.request_ids, batch.host_logit_bounds.tolist(), strict=False)
-        self._drawn = {name: (index, first) for index, (name, first) in enumerate(firsts) if name in finished_prefill}
+        self._names, self._draws, self._bounds = batch.request_ids, draws, batch.host_logit_bounds
         self._prompts = prompts
         self._asked = [(params.logprobs, len(params.logprob_token_ids)) for params in sampled.sampling]
         report = () if sampled.report is None else sampled.report.tensors()
         counts = () if sampled.num_emitted is None else (sampled.num_emitted,)
         self._num_counts = len(counts)
-        self._copies, self._done = device.download((sampled.sampled.result, sampled.logprobs, *counts, *report))
+        self._copies, self._done = device.download((sampled.sampled.drawn, *counts, *report))
         self._drafts: tuple[Mapping[str, int], Tensor, Event] | None = None
         self._output: StepOutput | None = None
 
@@ -72,25 +73,34 @@ class AsyncOutput:
 
     def _read(self) -> StepOutput:
         """What the copies hold."""
-        rows = self._rows()
-        results, logprobs = self._copies[0].tolist(), self._copies[1].tolist()
-        tokens = results[0]
+        drawn = self._copies[0].numpy()
+        logprobs, results = drawn[LOGPROB].view(np.float32), drawn[:LOGPROB]
+        faulty = bool(results[NAN_COUNT].any() or results[EXHAUSTED].any())
+        rows = self._rows() if self._num_counts or faulty or len(self._copies) > 1 else {}
         return StepOutput(
-            token_ids=_parts(tokens, rows),
-            logprobs=_parts(logprobs, rows),
+            token_ids=self._of_requests(results[TOKEN], rows),
+            logprobs=self._of_requests(logprobs, rows),
             top_logprobs=self._top_logprobs(rows),
             prompt_logprobs={report.request_id: report.entries() for report in self._prompts},
-            faults=_faults(rows, *results[1:]),
+            faults=_faults(rows, *results[NAN_COUNT:].tolist()) if faulty else {},
             drafts=self._proposals(),
         )
 
+    def _of_requests(self, values: NDArray[Any], rows: dict[str, tuple[int, int]]) -> dict[str, tuple[Any, ...]]:
+        """What belongs to each request that draws: with drafts what its rows hold, and else its one value."""
+        if self._num_counts:
+            told = values.tolist()
+            return {name: tuple(told[begin:end]) for name, (begin, end) in rows.items()}
+        if self._draws.all():
+            return dict(zip(self._names, zip(values.tolist(), strict=True), strict=True))
+        return dict(zip(compress(self._names, self._draws), zip(values[self._draws].tolist()), strict=True))
+
     def _rows(self) -> dict[str, tuple[int, int]]:
         """Rows of logits, begin and end, whose tokens each request gets."""
-        counts = self._copies[2].tolist() if self._num_counts else None
-        return {
-            name: (first, first + (1 if counts is None else counts[index]))
-            for name, (index, first) in self._drawn.items()
-        }
+        firsts = self._bounds[:-1]
+        ends = firsts + (self._copies[1].numpy() if self._num_counts else 1)
+        rows = zip(self._names, zip(firsts.tolist(), ends.tolist(), strict=True), strict=True)
+        return dict(compress(rows, self._draws))
 
     def _proposals(self) -> dict[str, tuple[int, ...]]:
         if self._drafts is None:
@@ -102,7 +112,7 @@ class AsyncOutput:
         return {name: tuple(token for token in rows[index] if token >= 0) for name, index in places.items()}
 
     def _top_logprobs(self, rows: dict[str, tuple[int, int]]) -> dict[str, tuple[TokenLogprobs, ...]]:
-        reports = self._copies[2 + self._num_counts :]
+        reports = self._copies[1 + self._num_counts :]
         if not reports:
             return {}
         entries = LogprobReport.of_tensors(reports).entries(self._asked)
@@ -118,19 +128,10 @@ class EmptyOutput:
         return StepOutput({}, {})
 
 
-def _parts(values: list[Value], rows: dict[str, tuple[int, int]]) -> dict[str, tuple[Value, ...]]:
-    """What belongs to each request; nearly always it is one value."""
-    return {
-        name: (values[begin],) if end - begin == 1 else tuple(values[begin:end]) for name, (begin, end) in rows.items()
-    }
-
-
 def _faults(
     rows: dict[str, tuple[int, int]], nan_counts: list[int], first_nans: list[int], exhausted: list[int]
 ) -> dict[str, tuple[LogitsFault, ...]]:
     faults: dict[str, tuple[LogitsFault, ...]] = {}
-    if not any(nan_counts) and not any(exhausted):
-        return faults
     for name, (begin, end) in rows.items():
         of_request = tuple(
             LogitsFault(

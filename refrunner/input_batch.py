@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .api import Step
 from .block_tables import VIEWS, BlockTables
 from .config import RunnerConfig
 from .device import Device
@@ -20,6 +19,7 @@ from .kernels.speculation import locate_logits
 from .kv_groups import FULL_ATTENTION
 from .memory import padded
 from .request_states import RequestStates
+from .scheduled import Scheduled
 from .staging import PackedUpload
 
 LANES = 256
@@ -99,8 +99,7 @@ class BatchShape:
 class BatchLayout:
     """Host arrays of one batch, and their tickets in the upload."""
 
-    request_ids: tuple[str, ...]
-    rows: NDArray[np.int32]
+    scheduled: Scheduled
     query_start_loc: NDArray[np.int32]
     seq_lens: NDArray[np.int64]
     logit_bounds: NDArray[np.int32]
@@ -151,36 +150,31 @@ class InputBatchBuilder:
 
     def plan(
         self,
-        step: Step,
-        states: RequestStates,
-        computed: dict[str, int],
+        scheduled: Scheduled,
         upload: PackedUpload,
         shape: BatchShape | None = None,
     ) -> BatchLayout:
         """Lay the batch out on the host and add its arrays to the upload.
 
         Args:
-            computed: tokens of each request computed before this step, as the host counts them.
+            scheduled: its requests, in order.
             shape: size with padding; by default the next multiples of ``pad_to``.
         """
-        shape = shape or self._padded(len(step.scheduled), sum(step.scheduled.values()))
-        request_ids = tuple(step.scheduled)
-        lengths = np.array([step.scheduled[name] for name in request_ids], dtype=np.int32)
-        rows = np.array([states.row_of[name] for name in request_ids], dtype=np.int32)
-        query_start_loc = np.full(shape.num_requests + 1, lengths.sum(), dtype=np.int32)
-        query_start_loc[: len(lengths) + 1] = np.cumsum([0, *lengths])
+        rows, lengths, tokens = scheduled.rows, scheduled.counts, scheduled.num_tokens
+        shape = shape or self._padded(len(rows), tokens)
+        query_start_loc = np.full(shape.num_requests + 1, tokens, dtype=np.int32)
+        query_start_loc[: len(rows) + 1] = bounds_of(lengths)
         seq_lens = np.zeros(shape.num_requests, dtype=np.int64)
-        seq_lens[: len(lengths)] = np.array([computed[name] for name in request_ids], dtype=np.int64) + lengths
+        seq_lens[: len(rows)] = scheduled.computed + lengths
         arrays: dict[str, NDArray[np.generic]] = {
             "rows": rows,
             "query_start_loc": query_start_loc,
             "num_blocks": self.block_tables.num_blocks[:, rows],
         }
-        drafts = np.array([step.drafts.get(name, 0) for name in request_ids], dtype=np.int32)
-        bounds = np.cumsum([0, *(1 + drafts)]).astype(np.int32)
-        arrays |= self._logit_arrays(rows, query_start_loc[1 : len(lengths) + 1], drafts, bounds)
+        bounds = bounds_of(1 + scheduled.drafts)
+        arrays |= self._logit_arrays(rows, query_start_loc[1 : len(rows) + 1], scheduled.drafts, bounds)
         tickets = {name: upload.add(array) for name, array in arrays.items()}
-        return BatchLayout(request_ids, rows, query_start_loc, seq_lens, bounds, shape.num_tokens, tickets)
+        return BatchLayout(scheduled, query_start_loc, seq_lens, bounds, shape.num_tokens, tickets)
 
     def _logit_arrays(
         self,
@@ -205,7 +199,8 @@ class InputBatchBuilder:
         """Enqueue the gather kernels and return the batch."""
         views = {name: upload.view(ticket) for name, ticket in layout.tickets.items()}
         rows, query_start_loc, num_blocks = views["rows"], views["query_start_loc"], views["num_blocks"]
-        count, requests = len(layout.request_ids), len(layout.seq_lens)
+        scheduled = layout.scheduled
+        count, requests = len(scheduled.rows), len(layout.seq_lens)
         self._poison_padding(int(layout.query_start_loc[-1]))
         prepare_positions[(requests,)](
             rows, query_start_loc, states.num_computed, self._positions, self._seq_lens, self._query_start_loc, count,
@@ -216,15 +211,14 @@ class InputBatchBuilder:
             states.token_ids, states.token_ids.stride(0), states.prompts, states.in_place, self._input_ids,
             self._config.max_model_len, BLOCK=LANES,
         )  # fmt: skip
-        computed = layout.seq_lens - np.diff(layout.query_start_loc)
-        states.gathered(layout.rows.tolist(), computed[:count].tolist())
+        states.gathered(scheduled.rows, scheduled.computed)
         block_table = self.block_tables.gather(rows, num_blocks, states.num_computed, count, requests)
         self.block_tables.map_slots(query_start_loc, self._positions, count)
         parts = self._cut(count, requests, layout.padded_tokens)
         return InputBatch(
-            request_ids=layout.request_ids,
+            request_ids=scheduled.request_ids,
             num_tokens=int(layout.query_start_loc[-1]),
-            host_rows=layout.rows,
+            host_rows=scheduled.rows,
             host_query_start_loc=layout.query_start_loc,
             host_seq_lens=layout.seq_lens,
             rows=rows,
@@ -269,3 +263,10 @@ class InputBatchBuilder:
         if self._config.poison:
             self._input_ids[num_tokens:].fill_(self._poison_token)
             self._positions[num_tokens:].fill_(self._poison_position)
+
+
+def bounds_of(counts: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Where each of several parts begins, and the end of the last one."""
+    bounds = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=bounds[1:])
+    return bounds

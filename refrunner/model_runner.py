@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,11 +44,15 @@ from .phases import Phase, phase
 from .request_states import RequestStates
 from .sampling.prompt_logprobs import PromptLogprobs, PromptReport
 from .sampling.sampler import Sampler, SamplerOutput
+from .scheduled import Scheduled, gather
 from .speculation.proposers import load_draft_model, make_proposer
 from .staging import PackedUpload, PinnedRing
 from .startup import blocks_that_fit, largest_shape, log_start
 from .step_check import StepChecker
 from .step_gate import StepGate
+
+#: Tokens of a decoding request that a draft model computes before its first draft, see ``Proposer.plan``.
+DECODE_LANES = 2
 
 
 class ModelRunner:
@@ -118,6 +123,7 @@ class ModelRunner:
         self._computed: dict[str, int] = {}
         self._total: dict[str, int] = {}
         self._prefill_len: dict[str, int] = {}
+        self._num_blocks: dict[str, list[int]] = {}
         # Drafts among both that no output has confirmed or rejected yet; they count as accepted until then.
         self._unverified: dict[str, int] = {}
         self._holders = BlockHolders()
@@ -166,7 +172,7 @@ class ModelRunner:
     def _pad(self, shape: BatchShape) -> InputBatch:
         """A batch of that shape without a request: no lane has a slot, and every request the null block."""
         upload = PackedUpload()
-        layout = self._builder.plan(Step(), self._states, self._computed, upload, shape)
+        layout = self._builder.plan(gather((), Step(), {}, {}, {}, {}), upload, shape)
         upload.send_and_wait(self._device)
         return self._builder.build(layout, self._states, upload)
 
@@ -218,10 +224,12 @@ class ModelRunner:
     def _enqueue(self, step: Step) -> Handle:
         with phase(Phase.STATE_UPDATE):
             self._change_requests(step)
+            names = self._attention.order(step.scheduled)
+            scheduled = gather(names, step, self._states.row_of, self._computed, self._total, self._prefill_len)
         with phase(Phase.STAGING):
-            step = self._in_order(step)
-            graph = self._graphs.find(self._needs(step))
-            upload, writes, layout = self._stage(step, graph)
+            needs = BatchNeeds(scheduled.num_tokens, len(names), bool(scheduled.decodes.all()))
+            graph = self._graphs.find(needs)
+            upload, writes, layout = self._stage(scheduled, graph)
         with phase(Phase.INPUT_PREP):
             self._scatter(upload, writes)
             if layout is None:
@@ -229,17 +237,15 @@ class ModelRunner:
             self.batch = self._builder.build(layout, self._states, upload)
         with phase(Phase.FORWARD):
             hidden = self._forward(self.batch, graph)
-        drawing = self._drawing(step, self.batch)
         with phase(Phase.STAGING):
-            self._grammar.upload(drawing, step.draft_tokens)
+            self._grammar.upload(self.batch, scheduled.draws, step.draft_tokens)
         sampled = self._sample(self.batch, hidden)
         with phase(Phase.SAMPLER):
             prompts = self._prompt_logprobs.advance(self.batch, hidden, self._model.compute_logits, self._states)
         with phase(Phase.DOWNLOAD):
-            finished_prefill = frozenset(name for name, _ in drawing)
-            output = self._download(finished_prefill, self.batch, sampled, prompts)
+            output = self._download(scheduled, self.batch, sampled, prompts)
         with phase(Phase.STATE_UPDATE):
-            self._post_update(step, finished_prefill, self.batch, sampled)
+            self._post_update(scheduled, self.batch, sampled)
         if self._proposer is not None and sampled.num_emitted is not None:
             with phase(Phase.DRAFTING):
                 self._proposer.propose(self.batch, sampled.num_emitted, hidden, self._states, upload)
@@ -248,14 +254,9 @@ class ModelRunner:
                     self._grammar.download_drafts(output, self.batch, self._states)
         return output
 
-    def _in_order(self, step: Step) -> Step:
-        """The step with its requests in the order that attention prefers."""
-        order = list(self._attention.order(step.scheduled))
-        if order == list(step.scheduled):
-            return step
-        return replace(step, scheduled={name: step.scheduled[name] for name in order})
-
-    def _stage(self, step: Step, graph: Candidate | None) -> tuple[PackedUpload, PackedUpload, BatchLayout | None]:
+    def _stage(
+        self, scheduled: Scheduled, graph: Candidate | None
+    ) -> tuple[PackedUpload, PackedUpload, BatchLayout | None]:
         """Everything that the step needs of the host, on its way to the device.
 
         Returns:
@@ -268,10 +269,11 @@ class ModelRunner:
         self._sampler.pack(upload)
         self._builder.block_tables.pack(writes)
         self._upkeep.pack(upload)
-        shape = graph.shape(len(step.scheduled)) if graph else None
-        layout = self._builder.plan(step, self._states, self._computed, upload, shape) if step.scheduled else None
-        if layout is not None and self._proposer is not None:
-            self._proposer.plan([self._draft_lanes(step, name) for name in layout.request_ids], layout.rows, upload)
+        shape = graph.shape(len(scheduled.rows)) if graph else None
+        layout = self._builder.plan(scheduled, upload, shape) if scheduled.request_ids else None
+        if self._proposer is not None and layout is not None:
+            lanes = np.where(scheduled.decodes, DECODE_LANES, scheduled.counts + scheduled.draws)
+            self._proposer.plan(lanes.tolist(), scheduled.rows, upload)
         for part in dict.fromkeys((upload, writes)):
             part.send(self._ring)
         return upload, writes, layout
@@ -285,10 +287,8 @@ class ModelRunner:
         self._sampler.apply(upload, self._states)
 
     def _checked(self, step: Step) -> Step:
-        by_row = self._builder.block_tables.num_blocks.T.tolist()
-        num_blocks = {name: by_row[row] for name, row in self._states.row_of.items()}
         step = self._checker.check(
-            step, self._computed, self._total, num_blocks, self._holders.of_block, self._unverified
+            step, self._computed, self._total, self._num_blocks, self._holders.of_block, self._unverified
         )
         self._grammar.check(step, self._computed, self._total)
         return step
@@ -312,6 +312,7 @@ class ModelRunner:
             self._computed[request.request_id] = request.num_computed_tokens
             self._total[request.request_id] = self._prefill_len[request.request_id] = len(request.token_ids)
             self._unverified[request.request_id] = 0
+            self._num_blocks[request.request_id] = [0] * self._builder.block_tables.num_groups
         for request_id, groups in step.new_blocks.items():
             self._append(request_id, groups)
         self._upkeep.freed(block for block in chain(*left) if block not in self._holders.of_block)
@@ -324,7 +325,7 @@ class ModelRunner:
         self._prompt_logprobs.remove(row)
         blocks = self._builder.block_tables.clear(row)
         del self._computed[request_id], self._total[request_id], self._prefill_len[request_id]
-        del self._unverified[request_id]
+        del self._unverified[request_id], self._num_blocks[request_id]
         if self.config.poison:
             self._states.poison(row)
         return self._holders.remove(request_id, blocks)
@@ -332,17 +333,12 @@ class ModelRunner:
     def _append(self, request_id: str, groups: tuple[tuple[int, ...], ...]) -> None:
         tables, row = self._builder.block_tables, self._states.row_of[request_id]
         computed = self._computed[request_id]
-        places = dict(places_of(groups, tables.num_blocks[:, row].tolist()))
+        places = dict(places_of(groups, self._num_blocks[request_id]))
         tables.append(row, groups)
+        self._num_blocks[request_id] = tables.num_blocks[:, row].tolist()
         self._holders.add(request_id, places)
         # What holds a computed token already, be it shared, copied or kept from before a replacement, stays as it is.
         self._upkeep.given(block for block, place in places.items() if place * self.config.block_size >= computed)
-
-    def _needs(self, step: Step) -> BatchNeeds:
-        """What the batch asks of a graph. A prefill is every token that was known when its request entered."""
-        counts = step.scheduled
-        decode_only = all(self._computed[name] >= self._prefill_len[name] for name in counts)
-        return BatchNeeds(sum(counts.values()), len(counts), decode_only)
 
     def _forward(self, batch: InputBatch, graph: Candidate | None) -> Tensor:
         """Hidden states [padded T, hidden]."""
@@ -361,43 +357,26 @@ class ModelRunner:
 
     def _download(
         self,
-        finished_prefill: frozenset[str],
+        scheduled: Scheduled,
         batch: InputBatch,
         sampled: SamplerOutput,
         prompts: tuple[PromptReport, ...],
     ) -> AsyncOutput | EmptyOutput:
         """Enqueue the download; only draws of requests whose known tokens are all computed now count."""
-        if not finished_prefill:
+        if not scheduled.draws.any():
             return EmptyOutput()
-        return AsyncOutput(self._device, batch, finished_prefill, sampled, prompts)
+        return AsyncOutput(self._device, batch, scheduled.draws, sampled, prompts)
 
-    def _drawing(self, step: Step, batch: InputBatch) -> list[tuple[str, int]]:
-        """Requests whose draws count, each with its first row of logits."""
-        firsts = zip(batch.request_ids, batch.host_logit_bounds.tolist(), strict=False)
-        computed, scheduled, total = self._computed, step.scheduled, self._total
-        return [(name, row) for name, row in firsts if computed[name] + scheduled[name] >= total[name]]
-
-    def _reaches_end(self, step: Step, request_id: str) -> bool:
-        return self._computed[request_id] + step.scheduled[request_id] >= self._total[request_id]
-
-    def _draft_lanes(self, step: Step, request_id: str) -> int:
-        """Tokens that a draft model computes before its first draft, see ``Proposer.plan``."""
-        if self._computed[request_id] >= self._prefill_len[request_id]:
-            return 2
-        return step.scheduled[request_id] + self._reaches_end(step, request_id)
-
-    def _post_update(
-        self, step: Step, finished_prefill: frozenset[str], batch: InputBatch, sampled: SamplerOutput
-    ) -> None:
+    def _post_update(self, scheduled: Scheduled, batch: InputBatch, sampled: SamplerOutput) -> None:
+        """Advance the state on the device, and the host's own counts."""
         self._advance(batch, sampled)
-        for request_id, count in step.scheduled.items():
-            self._computed[request_id] += count
-        for request_id in finished_prefill:
-            self._total[request_id] += 1 + step.drafts.get(request_id, 0)
-        for request_id, drafts in step.drafts.items():
+        self._computed.update(scheduled.computed_after())
+        for request_id, drawn in scheduled.drawn():
+            self._total[request_id] += drawn
+        for request_id, drafts in scheduled.drafted():
             self._unverified[request_id] += drafts
         if self._has_windows:
-            for request_id in step.scheduled:
+            for request_id in scheduled.request_ids:
                 self._drop_below_window(request_id)
 
     def _advance(self, batch: InputBatch, sampled: SamplerOutput) -> None:

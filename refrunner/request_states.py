@@ -12,7 +12,6 @@ the bus, once each; the table then holds the generated tokens only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
@@ -123,18 +122,18 @@ class RequestStates:
             self._in_place[row] = 0
             self._token_ids.stage_write(row, 0, request.token_ids)
 
-    def gathered(self, rows: Iterable[int], computed: Iterable[int]) -> None:
+    def gathered(self, rows: NDArray[np.int32], computed: NDArray[np.int64]) -> None:
         """The kernel that reads the tokens of a batch from their homes has just been enqueued.
 
         Args:
-            rows: of the batch.
-            computed: tokens of each computed before this step, as the host counts them.
+            rows: int32 [N], of the batch.
+            computed: int64 [N], tokens of each computed before this step, as the host counts them.
         """
         if self._prompts is None:
             return
-        reading = [row for row, done in zip(rows, computed, strict=True) if done < self._in_place[row]]
-        if reading:
-            self._prompts.read_now(reading)
+        reading = rows[computed < self._in_place[rows]]
+        if len(reading):
+            self._prompts.read_now(reading.tolist())
 
     def newest_in_its_home(self, row: int) -> int | None:
         """The newest token of a row, from where a later step would look for it; waits for the device."""

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import NoReturn
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .api import NewRequest, Step
 from .block_check import BlockCheck
 from .config import NULL_BLOCK, RunnerConfig
@@ -49,17 +52,20 @@ class StepChecker:
         """
         step = plain_step(step)
         leaving = (*step.finished, *step.preempted)
-        self._require_live(leaving, computed)
+        self._require_live(leaving, computed.keys())
         entering = {request.request_id for request in step.new}
-        staying = set(computed) - set(leaving) - entering
+        staying = computed.keys() - entering.union(leaving)
         self._check_new(step.new)
         self._check_verified(step.verified, staying, unverified)
-        computed, total = (_without_rejected(counts, step.verified) for counts in (computed, total))
+        if step.verified:
+            computed, total = (_without_rejected(counts, step.verified) for counts in (computed, total))
         live = staying | entering
         self._require_live(step.scheduled, live)
         self._require_live(step.new_blocks, live)
         self._check_capacity(step, live)
-        computed = {**computed, **{request.request_id: request.num_computed_tokens for request in step.new}}
+        if step.new:
+            computed = {**computed, **{request.request_id: request.num_computed_tokens for request in step.new}}
+            total = {**total, **{request.request_id: len(request.token_ids) for request in step.new}}
         held = {**num_blocks, **dict.fromkeys(entering, (0,) * len(self._windows))}
         blocks = BlockCheck(holders, staying, computed, self._config.block_size)
         for name, groups in step.new_blocks.items():
@@ -67,7 +73,6 @@ class StepChecker:
             blocks.give(name, groups, held[name])
             held[name] = [count + len(added) for count, added in zip(held[name], groups, strict=True)]
         blocks.check_copies(step, self._config.num_kv_blocks - 1)
-        total = {**total, **{request.request_id: len(request.token_ids) for request in step.new}}
         self._check_drafts(step, computed, total)
         self._check_spans(step, computed, total, held)
         return step
@@ -85,14 +90,13 @@ class StepChecker:
         self._check_tokens(request)
         return request
 
-    def _require_live(self, names: Iterable[str], live: Iterable[str]) -> None:
-        known = set(live)
-        if isinstance(names, Mapping) and names.keys() <= known:
+    def _require_live(self, names: Iterable[str], live: Set[str]) -> None:
+        if isinstance(names, Mapping) and names.keys() <= live:
             return
         seen: set[str] = set()
         for name in names:
-            if name not in known or name in seen:
-                what = "is not live" if name not in known else "is listed twice"
+            if name not in live or name in seen:
+                what = "is not live" if name not in live else "is listed twice"
                 raise StepError(
                     f"request {name!r}",
                     f"it {what}",
@@ -224,11 +228,17 @@ class StepChecker:
     def _check_spans(
         self, step: Step, computed: Mapping[str, int], total: Mapping[str, int], held: Mapping[str, Sequence[int]]
     ) -> None:
-        size, longest, drafts = self._config.block_size, self._config.max_model_len, step.drafts
-        for name, count in step.scheduled.items():
-            end, known, blocks = computed[name] + count, total[name] + drafts.get(name, 0), min(held[name])
-            if count < 1 or end > known or end > blocks * size or end > longest:
-                self._refuse_span(name, count, computed[name], known, blocks)
+        names, drafts = step.scheduled, step.drafts
+        counts = _array(names.values(), len(names))
+        ends = counts + _array(map(computed.__getitem__, names), len(names))
+        known = _array(map(total.__getitem__, names), len(names))
+        if drafts:
+            known += _array((drafts.get(name, 0) for name in names), len(names))
+        slots = self._config.block_size * _array(map(min, map(held.__getitem__, names)), len(names))
+        room = np.minimum(np.minimum(known, slots), self._config.max_model_len)
+        for index in np.flatnonzero((counts < 1) | (ends > room)).tolist():
+            name = [*names][index]
+            self._refuse_span(name, names[name], computed[name], int(known[index]), min(held[name]))
 
     def _refuse_span(self, name: str, count: int, computed: int, total: int, blocks: int) -> NoReturn:
         room = min(total, blocks * self._config.block_size, self._config.max_model_len)
@@ -239,6 +249,10 @@ class StepChecker:
             "nobody has drawn has no value, and one without a slot would overwrite another request's keys",
             _instead_of(count, min(total, self._config.max_model_len) - computed),
         )
+
+
+def _array(numbers: Iterable[int], count: int) -> NDArray[np.int64]:
+    return np.fromiter(numbers, np.int64, count)
 
 
 def _instead_of(count: int, left: int) -> str:

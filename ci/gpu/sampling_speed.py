@@ -107,11 +107,9 @@ def drawing(logits: Tensor, temperatures: Tensor, staged: bool = False) -> Calla
         processed = Processed(stages, logits.float() / 0.7, rows * 0 + (1 << 28))
 
     def draw(parts: Parts | None = None, **options: Any) -> Tensor:
-        result = torch.empty(4, count, dtype=torch.int32, device=device)
-        floats = torch.empty(3, count, device=device)
-        told, parts = Sampled(result, floats[0], floats[1:]), parts or parts_of(device, *logits.shape)
+        told, parts = Sampled.empty(count, device), parts or parts_of(device, *logits.shape)
         gumbel.launch(logits, rows, positions, temperatures, seeds, processed, told, parts, **options)
-        return result
+        return told.result
 
     return draw
 

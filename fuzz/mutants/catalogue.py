@@ -51,8 +51,8 @@ MUTATIONS = (
     Mutation(
         "logits_of_first_lane",
         "input_batch.py",
-        "arrays |= self._logit_arrays(rows, query_start_loc[1 : len(lengths) + 1], drafts, bounds)",
-        "arrays |= self._logit_arrays(rows, query_start_loc[: len(lengths)] + 1, drafts, bounds)",
+        "self._logit_arrays(rows, query_start_loc[1 : len(rows) + 1], scheduled.drafts, bounds)",
+        "self._logit_arrays(rows, query_start_loc[: len(rows)] + 1, scheduled.drafts, bounds)",
         "the logits of a request's first token of the step are sampled instead of its last",
     ),
     Mutation(

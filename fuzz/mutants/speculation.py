@@ -116,8 +116,8 @@ ACCOUNTING = (
     Mutation(
         "logprobs_of_other_rows",
         "async_output.py",
-        "logprobs={name: tuple(logprobs[begin:end]) for name, (begin, end) in rows.items()}",
-        "logprobs={name: tuple(logprobs[: end - begin]) for name, (begin, end) in rows.items()}",
+        "            logprobs=self._of_requests(logprobs, rows),\n",
+        "            logprobs=self._of_requests(logprobs, {name: (0, e - b) for name, (b, e) in rows.items()}),\n",
         "log-probabilities are read from the first rows of the batch, whoever they belong to",
     ),
     Mutation(
@@ -155,8 +155,8 @@ PROPOSALS = (
     Mutation(
         "accepted_draft_without_keys",
         _RUNNER,
-        "            return 2\n",
-        "            return 1\n",
+        "DECODE_LANES = 2\n",
+        "DECODE_LANES = 1\n",
         "the draft model never computes the last of its drafts, though all were accepted",
     ),
 )

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -178,7 +179,8 @@ class BaselineRunner:
             rows = {name: row for row, name in enumerate(self.rows.names) if self._reaches_end(step, name)}
             output: AsyncOutput | EmptyOutput = EmptyOutput()
             if rows:
-                output = AsyncOutput(self._device, self.batch, frozenset(rows), sampled, prompts)
+                draws = np.fromiter((name in rows for name in self.rows.names), np.bool_, len(self.rows.names))
+                output = AsyncOutput(self._device, self.batch, draws, sampled, prompts)
                 self._barrier.drawn(self._draws(output, sampled, rows))
         with phase(Phase.STATE_UPDATE):
             self._advance(step)

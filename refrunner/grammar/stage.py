@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import compress
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..api import NewRequest, Step
@@ -84,13 +86,16 @@ class GrammarStage:
         for name, tokens in step.arrived.items():
             self._matchers[name].advance(tokens)
 
-    def upload(self, drawing: Sequence[tuple[str, int]], drafts: Mapping[str, Sequence[int]]) -> None:
+    def upload(self, batch: InputBatch, draws: NDArray[np.bool_], drafts: Mapping[str, Sequence[int]]) -> None:
         """Make the masks of a step and enqueue their upload.
 
         Args:
-            drawing: requests whose draws count, each with its first row of logits; those of its drafts follow.
+            batch: of the step; only what the host knows of it.
+            draws: bool [N], requests whose draws count.
             drafts: tokens that requests with a grammar verify in this step.
         """
+        firsts = zip(batch.request_ids, batch.host_logit_bounds.tolist(), strict=False)
+        drawing = compress(firsts, draws)
         mine = [(name, row, drafts.get(name, ())) for name, row in drawing if name in self._matchers]
         places = [row + offset for _, row, tokens in mine for offset in range(1 + len(tokens))]
         masks = np.zeros((len(places), self._words), dtype=np.uint32)
@@ -192,7 +197,7 @@ class NoGrammars:
     def change(self, step: Step) -> None:
         """Nothing to keep."""
 
-    def upload(self, drawing: Sequence[tuple[str, int]], drafts: Mapping[str, Sequence[int]]) -> None:
+    def upload(self, batch: InputBatch, draws: NDArray[np.bool_], drafts: Mapping[str, Sequence[int]]) -> None:
         """Nothing to send."""
 
     def download_drafts(self, output: AsyncOutput, batch: InputBatch, states: RequestStates) -> None:

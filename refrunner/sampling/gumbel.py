@@ -13,21 +13,35 @@ from .blocks import LAUNCH, Parts, parts_of
 # More than three bounds that reach the best score are rare, and all exact scores are a few times the work.
 RIVALS = 8
 
+#: Rows of ``Sampled.drawn``.
+TOKEN, NAN_COUNT, FIRST_NAN, EXHAUSTED, LOGPROB = range(5)
+
 
 @dataclass(frozen=True)
 class Sampled:
     """One drawn token per row, on the device of the logits, written on the current stream.
 
     Attributes:
-        result: int32 [4, N]: token, number of NaN logits, token id of the first one (any number if there is none),
-            1 if no token was left to draw.
-        logprobs: float32 [N], the token's log-probability (natural logarithm), or its logit.
+        drawn: int32 [5, N], what the host is told of the draws, in one piece for one copy: token, number of NaN logits,
+            token id of the first one (any number if there is none), 1 if no token was left to draw, bits of the
+            log-probability. Without log-probabilities [4, N].
+        result: int32 [4, N], the first four of them.
+        logprobs: float32 [N], the last one: the token's log-probability (natural logarithm), or its logit.
         statistics: float32 [2, N]: the row's largest value, and the logarithm of the sum of exp(value - largest).
     """
 
+    drawn: Tensor
     result: Tensor
     logprobs: Tensor
     statistics: Tensor
+
+    @staticmethod
+    def empty(count: int, device: torch.device) -> Sampled:
+        """For so many rows; nothing is drawn."""
+        drawn = torch.empty(LOGPROB + 1, count, dtype=torch.int32, device=device)
+        result, logprobs = drawn.split((LOGPROB, 1))  # both begin at a multiple of 16 bytes, whatever the count
+        statistics = torch.empty(2, count, dtype=torch.float32, device=device)
+        return Sampled(drawn, result, logprobs[0].view(torch.float32), statistics)
 
     @property
     def token_ids(self) -> Tensor:
@@ -75,11 +89,7 @@ def sample(
         report_logarithm: report log-probabilities, not logits.
     """
     count = len(logits)
-    sampled = Sampled(
-        torch.empty(4, count, dtype=torch.int32, device=logits.device),
-        torch.empty(count, dtype=torch.float32, device=logits.device),
-        torch.empty(2, count, dtype=torch.float32, device=logits.device),
-    )
+    sampled = Sampled.empty(count, logits.device)
     parts = parts_of(logits.device, count, logits.shape[1])
     launch(
         logits, rows, positions, temperature, seeds, processed or _unprocessed(logits), sampled, parts,
@@ -106,7 +116,8 @@ def draw(
             them at once, which changes nothing and takes several times as long.
     """
     nothing = torch.empty(0, dtype=torch.float32, device=logits.device)
-    tokens = Sampled(torch.empty(4, len(logits), dtype=torch.int32, device=logits.device), nothing, nothing)
+    result = torch.empty(LOGPROB, len(logits), dtype=torch.int32, device=logits.device)
+    tokens = Sampled(result, result, nothing, nothing)
     parts = parts_of(logits.device, *logits.shape)
     processed = processed or _unprocessed(logits)
     launch(

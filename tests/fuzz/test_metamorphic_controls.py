@@ -38,8 +38,9 @@ CONTROLS = {
     "backwards": Mutation(
         "noise_of_the_place",
         "input_batch.py",
-        "sample_positions=self._positions_of_logits(count, views),",
-        "sample_positions=self._positions_of_logits(count, views) + torch.arange(count, device=rows.device).int(),",
+        "sample_positions=self._positions_of_logits(count, views, parts),",
+        "sample_positions=self._positions_of_logits(count, views, parts)"
+        " + torch.arange(count, device=rows.device).int(),",
         "the noise depends on the place in the batch",
     ),
     "a request at a time": Mutation(
@@ -52,8 +53,8 @@ CONTROLS = {
     "padding": Mutation(
         "last_lane_of_the_padded_batch",
         "input_batch.py",
-        "self._logit_arrays(rows, query_start_loc[1 : len(lengths) + 1],",
-        "self._logit_arrays(rows, np.append(query_start_loc[1 : len(lengths)], shape.num_tokens),",
+        "self._logit_arrays(rows, query_start_loc[1 : len(rows) + 1],",
+        "self._logit_arrays(rows, np.append(query_start_loc[1 : len(rows)], shape.num_tokens),",
         "the last request is sampled at the last lane, padding or not",
     ),
     "prompt reports in small chunks": Mutation(

@@ -14,6 +14,7 @@ from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.device import Device
 from mrv2.refrunner.input_batch import InputBatchBuilder, padded
 from mrv2.refrunner.request_states import RequestStates
+from mrv2.refrunner.scheduled import gather
 from mrv2.refrunner.staging import PackedUpload, PinnedRing
 
 VOCAB, ROWS, LENGTH, BLOCK_SIZE, TOKENS = 97, 4, 24, 4, 20
@@ -56,7 +57,9 @@ class Batches:
         self.states.pack(upload)
         self.builder.block_tables.pack(upload)
         computed = {name: request.computed for name, request in self.live.items()}
-        layout = self.builder.plan(Step(scheduled=scheduled), self.states, computed, upload)
+        total = {name: len(request.tokens) for name, request in self.live.items()}
+        known = gather(tuple(scheduled), Step(scheduled=scheduled), self.states.row_of, computed, total, total)
+        layout = self.builder.plan(known, upload)
         upload.send(self.ring)
         self.states.apply(upload)
         self.builder.block_tables.apply(upload)

@@ -39,7 +39,7 @@ PROMPT_NOT_ASKED = Mutation(
 READER_NOT_NOTED = Mutation(
     "reader_not_noted",
     "input_batch.py",
-    "        states.gathered(layout.rows.tolist(), computed[:count].tolist())\n",
+    "        states.gathered(scheduled.rows, scheduled.computed)\n",
     "",
     "the row of a prompt does not know of the steps that read it",
 )
