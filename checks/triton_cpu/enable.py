@@ -54,12 +54,14 @@ class Session:
         order: of the programs: ascending, descending, or shuffled by a seed.
         masked_lanes: what lanes hold that a load without ``other`` masks off.
         findings: what was wrong with kernels so far, each kind of fault of each pair of lines once.
+        interpreted: names of kernels that ran in Triton's interpreter, since they cannot be compiled for the CPU.
     """
 
     check: bool
     order: Order
     masked_lanes: MaskedLanes
     findings: list[Finding] = field(default_factory=list)
+    interpreted: set[str] = field(default_factory=set)
     _seen: set[tuple[Any, ...]] = field(default_factory=set, repr=False)
 
     def launch(self, function: JITFunction, call: Call, grid: Grid) -> None:
@@ -80,6 +82,7 @@ class Session:
             return
         prepared(function).check_interpretable(call, unsupported)
         notice(function, unsupported)
+        self.interpreted.add(function.__name__)
         self._interpret(function, call, grid, memory)
 
     def numbers(self, programs: int) -> NDArray[np.int32] | None:

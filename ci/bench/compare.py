@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
+from typing import TypeVar
 
 import torch
 
+from mrv2.checks.timeline.analysis import Analysis
 from mrv2.ci.report.problem import InputError
 from mrv2.refrunner.api import NewRequest, SamplingParams
 from mrv2.refrunner.config import RunnerConfig
@@ -22,16 +25,39 @@ from mrv2.refrunner.oracle.oracle import Oracle
 from mrv2.refrunner.oracle.rounding import Float32Twins, Judgement
 from mrv2.refrunner.phases import HostClock, Phase, observed
 
-from .device_time import DeviceTime, profiled
+from .device_time import DeviceTime, device_time, profiled_trace
 from .drive import Clock, Round, collector_at_rest, drive, requests_of
 from .sides import SIDES, Side, fallbacks
 from .traces import Arrival
 
-BLOCKING = "CUDA_LAUNCH_BLOCKING"
+#: Variables that make what is measured another thing than what is used, with the reason; they may be "0" or empty.
+SPOILING: Mapping[str, str] = MappingProxyType(
+    {
+        "CUDA_LAUNCH_BLOCKING": "with it each kernel ends before the next is launched, so nothing overlaps",
+        "HIP_LAUNCH_BLOCKING": "with it each kernel ends before the next is launched, so nothing overlaps",
+        "AMD_SERIALIZE_KERNEL": "with it each kernel ends before the next is launched, so nothing overlaps",
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "with it each tensor is allocated by the driver, which waits for the device",
+        "TRITON_INTERPRET": "with it Python interprets every kernel, thousands of times slower",
+    }
+)
+T = TypeVar("T")
 #: Requests of the shorter run under the profiler.
 PROFILED_REQUESTS = 16
 #: The oracle computes in float64 on the CPU, a whole sequence at a time: this many parameters take seconds for a few.
 ORACLE_PARAMETERS = 200_000_000
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What makes a request a good one; a bound that is None is met.
+
+    Attributes:
+        first_token_ms: its first token comes no later than this after its arrival.
+        per_token_ms: its further tokens take no more than this on average.
+    """
+
+    first_token_ms: float | None = None
+    per_token_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +73,7 @@ class Conditions:
         rounds: measured, of each side.
         judged: requests whose tokens the oracle judges.
         shared_prefix: leading tokens that prompts have in common.
+        goal: what a request has to meet to count as good; None if nobody said.
     """
 
     sides: tuple[str, ...]
@@ -57,6 +84,7 @@ class Conditions:
     rounds: int = 3
     judged: int = 4
     shared_prefix: int = 0
+    goal: Goal | None = None
 
 
 @dataclass(frozen=True)
@@ -65,15 +93,18 @@ class Measured:
 
     Attributes:
         rounds: each as it was, without observers.
-        host: µs a step in each phase, and outside of all of them (``"other"``), of one more round with a clock.
+        host: µs a step in each phase, and outside of all of them (``"other"``), of each of as many rounds with a clock.
         device: of a shorter round under the profiler; None without a GPU.
-        peaks: bytes of device memory and of pinned memory at most, beyond what was in use before; empty without a GPU.
+        peaks: bytes of device memory and of pinned memory at most in any of the rounds with a clock, beyond what was in
+            use before the runner was made; empty without a GPU.
+        timeline: what the profiler saw; None without a GPU.
     """
 
     rounds: tuple[Round, ...]
-    host: Mapping[str, float]
+    host: tuple[Mapping[str, float], ...]
     device: DeviceTime | None
     peaks: Mapping[str, int]
+    timeline: Analysis | None = None
 
 
 @dataclass(frozen=True)
@@ -124,19 +155,20 @@ class Comparison:
     correctness: Correctness
 
 
-def refuse_blocking_launches() -> None:
-    """Refuse to measure where every launch waits for the device.
+def refuse_spoiled_environment() -> None:
+    """Refuse to measure where the environment makes everything slow.
 
     Raises:
-        InputError: the environment says so.
+        InputError: it does.
     """
-    if os.environ.get(BLOCKING, "0") not in ("", "0"):
-        raise InputError(
-            f"{BLOCKING}={os.environ[BLOCKING]}",
-            "a benchmark needs launches that do not wait",
-            "with it each kernel ends before the next is launched, so nothing overlaps, and no figure means much",
-            f"unset {BLOCKING}; it is for finding out which kernel fails",
-        )
+    for name, reason in SPOILING.items():
+        if os.environ.get(name, "0").lower() not in ("", "0", "false", "off"):
+            raise InputError(
+                f"{name}={os.environ[name]}",
+                "a benchmark needs launches that do not wait, of compiled kernels",
+                f"{reason}, and no figure means much",
+                f"unset {name}; it is for finding out what fails",
+            )
 
 
 def compare(
@@ -144,6 +176,7 @@ def compare(
     checkpoint: Checkpoint,
     advance: Callable[[], None] = lambda: None,
     now: Clock = time.perf_counter_ns,
+    interpreted: Collection[str] = (),
 ) -> Comparison:
     """Measure all sides in turns.
 
@@ -152,38 +185,49 @@ def compare(
         checkpoint: the model.
         advance: called after each round; there are ``num_rounds(conditions)``.
         now: the time.
+        interpreted: kernels that have run in Triton's interpreter, which is looked at as it grows.
 
     Raises:
         InputError: launches block, or a side does not run what was asked for.
     """
-    refuse_blocking_launches()
+    refuse_spoiled_environment()
     with ExitStack() as stack:
-        bench = _Bench(conditions, checkpoint, now, advance)
+        bench = _Bench(conditions, checkpoint, now, advance, interpreted)
         sides = {name: stack.enter_context(bench.side(name)) for name in conditions.sides}
         stack.enter_context(collector_at_rest())
         for name, side in sides.items():
             bench.warm_up(name, side)
-        rounds: dict[str, list[Round]] = {name: [] for name in sides}
-        for turn in range(conditions.rounds):
-            # Forwards and backwards, so that a drift of the machine meets all alike.
-            for name in list(sides)[:: 1 if turn % 2 == 0 else -1]:
-                rounds[name].append(bench.round(sides[name]))
-        measured = {name: bench.measured(side, rounds[name]) for name, side in sides.items()}
+        rounds = _in_turns(sides, conditions.rounds, bench.round)
+        clocked = _in_turns(sides, conditions.rounds, bench.clocked)
+        measured = {name: bench.measured(side, rounds[name], clocked[name]) for name, side in sides.items()}
         for name, side in sides.items():
             bench.require_as_asked(name, side)
         return Comparison(conditions, measured, bench.correctness([rounds[name][-1] for name in sides]))
 
 
+def _in_turns(sides: Mapping[str, Side], rounds: int, run: Callable[[Side], T]) -> dict[str, list[T]]:
+    """What comes of each side in each round; forwards and backwards, so that a drift of the machine meets all alike."""
+    found: dict[str, list[T]] = {name: [] for name in sides}
+    for turn in range(rounds):
+        for name in list(sides)[:: 1 if turn % 2 == 0 else -1]:
+            found[name].append(run(sides[name]))
+    return found
+
+
 def num_rounds(conditions: Conditions) -> int:
-    """Rounds that ``compare`` drives of all sides: a first one, those measured, one with a clock, one profiled."""
+    """Rounds that ``compare`` drives of all sides: a first one, those measured, as many with a clock, one profiled."""
     on_gpu = conditions.config.device != "cpu"
-    return len(conditions.sides) * (conditions.rounds + 2 + on_gpu)
+    return len(conditions.sides) * (1 + 2 * conditions.rounds + on_gpu)
 
 
 class _Bench:
     """Requests, and how a side is driven through them."""
 
-    def __init__(self, conditions: Conditions, checkpoint: Checkpoint, now: Clock, advance: Callable[[], None]) -> None:
+    def __init__(
+        self, conditions: Conditions, checkpoint: Checkpoint, now: Clock, advance: Callable[[], None],
+        interpreted: Collection[str],
+    ) -> None:  # fmt: skip
+        self._interpreted = interpreted
         self._conditions, self._config, self._checkpoint = conditions, conditions.config, checkpoint
         self._now, self._advance = now, advance
         self._on_gpu = self._config.device != "cpu"
@@ -221,12 +265,15 @@ class _Bench:
             InputError: it does not run what was asked for.
         """
         told = fallbacks(name, side, self._config)
+        if self._interpreted:
+            told.append(f"kernels run in Triton's interpreter: {', '.join(sorted(self._interpreted))}")
         if told:
             raise InputError(
                 f"runner {name}: {'; '.join(told)}",
                 "both sides run what was asked for, or nothing is compared",
                 "a side that fell back is slower for another reason than the one that is looked for",
-                "graph sizes that hold every batch of the trace (--max-num-reqs), or --graph-mode eager for both",
+                "graph sizes that hold every batch of the trace (--max-num-reqs), --graph-mode eager for both, or "
+                "kernels that can be compiled",
             )
 
     def round(self, side: Side) -> Round:
@@ -237,24 +284,36 @@ class _Bench:
         self._advance()
         return done
 
-    def measured(self, side: Side, rounds: Sequence[Round]) -> Measured:
-        """What else there is to measure of a side."""
+    def clocked(self, side: Side) -> tuple[Mapping[str, float], Mapping[str, int]]:
+        """A round with a clock at the phases: the host's µs a step, and bytes at most."""
         before = self._memory("current")
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats()
             torch.cuda.reset_peak_host_memory_stats()
         clock = HostClock(self._now)
         with observed(clock):
-            clocked = self.round(side)
+            done = self.round(side)
         held = self._held[id(side)]
         peaks = {name: held[name] + peak - before[name] for name, peak in self._memory("peak").items()}
-        return Measured(tuple(rounds), _host(clock, clocked), self._device_time(side), peaks)
+        return _host(clock, done), peaks
 
-    def _device_time(self, side: Side) -> DeviceTime | None:
+    def measured(
+        self,
+        side: Side,
+        rounds: Sequence[Round],
+        clocked: Sequence[tuple[Mapping[str, float], Mapping[str, int]]],
+    ) -> Measured:
+        """All that there is of a side, with what a profiler sees in a shorter round."""
+        timeline = self._timeline(side)
+        device = None if timeline is None else device_time(timeline)
+        peaks = {name: max(told[name] for _, told in clocked) for name in clocked[0][1]}
+        return Measured(tuple(rounds), tuple(host for host, _ in clocked), device, peaks, timeline)
+
+    def _timeline(self, side: Side) -> Analysis | None:
         if not self._on_gpu:
             return None
         few = self._requests[: max(PROFILED_REQUESTS, self._config.max_num_reqs)]
-        found = profiled(partial(drive, side, self._config, self._windows, few))
+        found = profiled_trace(partial(drive, side, self._config, self._windows, few))
         self._advance()
         return found
 

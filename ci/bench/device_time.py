@@ -73,6 +73,11 @@ class DeviceTime:
 
 def profiled(run: Callable[[], object]) -> DeviceTime | None:
     """Run steps under the profiler and read what the device did; None if it did nothing in whole steps."""
+    return device_time(profiled_trace(run))
+
+
+def profiled_trace(run: Callable[[], object]) -> Analysis:
+    """Run steps under the profiler; what it saw, whose file is gone."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         run()
@@ -80,7 +85,7 @@ def profiled(run: Callable[[], object]) -> DeviceTime | None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profile.export_chrome_trace(str(path))
-        return device_time(analyse(path))
+        return analyse(path)
 
 
 def device_time(analysis: Analysis) -> DeviceTime | None:

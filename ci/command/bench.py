@@ -20,7 +20,7 @@ from .environment import describe
 from .shared import DebugOption, JsonOption, ModelOption, exit_code, guarded, notes, output
 
 if TYPE_CHECKING:
-    from mrv2.ci.bench.compare import Comparison
+    from mrv2.ci.bench.compare import Comparison, Goal
     from mrv2.ci.bench.traces import Arrival
 
 #: Tokens of a sequence at most, where the model has room for more.
@@ -47,6 +47,10 @@ def bench(
     speculation: Annotated[str, typer.Option(metavar="NAME", help="none, or ngram, which v1 lacks.")] = "none",
     max_num_reqs: Annotated[int, typer.Option(metavar="N", help="Requests in a step at most.")] = 16,
     max_num_batched_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens in a step at most.")] = 512,
+    goodput: Annotated[
+        str | None, typer.Option(metavar="GOAL", help="Count requests that meet it: ttft:MS,tpot:MS, or one of both.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="OUT", help="Also write a page with pictures.")] = None,
     json: JsonOption = None,
     debug: DebugOption = False,
 ) -> None:
@@ -56,17 +60,20 @@ def bench(
     block, and a side that fell back to something else. Fails if tokens are wrong; speed is reported, not judged.
     """
     with guarded(debug):
-        from mrv2.ci.bench.compare import Conditions, compare, num_rounds, refuse_blocking_launches
+        from mrv2.ci.bench.compare import Conditions, compare, num_rounds, refuse_spoiled_environment
         from mrv2.ci.bench.figures import as_json
+        from mrv2.ci.report.bench_html import write_bench_html
         from mrv2.refrunner.api import SamplingParams
         from mrv2.refrunner.config import RunnerConfig
         from mrv2.refrunner.models.checkpoint import load_checkpoint
 
         from .kernels import compiled_kernels
 
-        refuse_blocking_launches()
-        if json:
-            check_destination(json)
+        refuse_spoiled_environment()
+        for option, path in (("--json", json), ("--html", html)):
+            if path:
+                check_destination(path, option)
+        goal = _goal(goodput)
         names, checkpoint = _names(runner), load_checkpoint(model)
         longest = min(checkpoint.config.max_position_embeddings, LONGEST)
         arrivals = _within(_trace(trace, requests, seed), longest)
@@ -77,16 +84,20 @@ def bench(
             prefix_caching=shared_prefix > 0, num_kv_blocks=1 + _blocks(arrivals, max_num_reqs),
         )  # fmt: skip
         sampling = SamplingParams(temperature=temperature)
-        conditions = Conditions(names, config, arrivals, sampling, seed, rounds, shared_prefix=shared_prefix)
-        with compiled_kernels() as found, _progress(num_rounds(conditions)) as advance:
-            comparison = compare(conditions, checkpoint, advance)
+        conditions = Conditions(names, config, arrivals, sampling, seed, rounds, shared_prefix=shared_prefix, goal=goal)
+        interpreted: set[str] = set()
+        with compiled_kernels(interpreted) as found, _progress(num_rounds(conditions)) as advance:
+            comparison = compare(conditions, checkpoint, advance, interpreted=interpreted)
         findings = [ReportedFinding(finding) for finding in found]
         verdict = _verdict(comparison, found)
         if json:
             metrics = as_json(comparison)
             report = Report("bench", describe(), verdict, {"name": runner, "model": model}, tuple(findings), metrics)
             write_report(json, report)
-        screen.line(output(), f"model: {checkpoint.description}; trace {trace}, {len(arrivals)} requests")
+        title = f"model: {checkpoint.description}; trace {trace}, {len(arrivals)} requests"
+        if html:
+            write_bench_html(html, comparison, (title, *_notes(comparison), _tokens(comparison)))
+        screen.line(output(), title)
         _show(comparison)
         screen.print_findings(output(), findings)
         screen.line(output(), f"{verdict.value.upper()}: {_tokens(comparison)}")
@@ -105,6 +116,37 @@ def _names(runner: str) -> tuple[str, ...]:
             "--runner v2,v1 to compare, or --runner v2",
         )
     return names
+
+
+def _goal(text: str | None) -> Goal | None:
+    """What ``--goodput`` says.
+
+    Raises:
+        InputError: it says something else.
+    """
+    from mrv2.ci.bench.compare import Goal
+
+    if text is None:
+        return None
+    pairs = [one.strip().partition(":") for one in text.split(",")]
+    bounds = {name: _milliseconds(number) for name, _, number in pairs}
+    if not set(bounds) <= {"ttft", "tpot"} or len(bounds) < len(pairs) or None in bounds.values():
+        raise InputError(
+            f"--goodput {text}",
+            "it is ttft:MS, tpot:MS or both with a comma between them, each a positive number of milliseconds",
+            "a request counts if its first token, and on average each further one, comes within these times",
+            "--goodput ttft:200,tpot:50",
+        )
+    return Goal(bounds.get("ttft"), bounds.get("tpot"))
+
+
+def _milliseconds(text: str) -> float | None:
+    """A positive number; None if it is none."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if 0 < number < float("inf") else None
 
 
 def _trace(name: str, requests: int, seed: int) -> tuple[Arrival, ...]:
@@ -162,16 +204,22 @@ def _verdict(comparison: Comparison, found: Sequence[Finding]) -> RunVerdict:
 
 
 def _show(comparison: Comparison) -> None:
-    from mrv2.ci.bench.figures import rows
+    from mrv2.ci.bench.figures import headers, rows
 
-    names = tuple(comparison.sides)
-    headers = ("figure", *names, *([f"{names[0]} / {names[1]}"] if len(names) == 2 else []))
-    screen.table(output(), headers, rows(comparison))
+    screen.table(output(), headers(comparison), rows(comparison))
+    for note in _notes(comparison):
+        screen.line(output(), note)
+
+
+def _notes(comparison: Comparison) -> Iterator[str]:
+    """What has to be known about the figures."""
     conditions = comparison.conditions
+    yield (
+        f"{conditions.rounds} measured rounds of each runner and as many with a clock, of which medians are told, "
+        "with the lowest and the highest; a first round of each was thrown away"
+    )
     if conditions.config.device == "cpu":
-        screen.line(
-            output(), "these figures are of the CPU: kernels run one after another, checked, and nothing overlaps"
-        )
+        yield "these figures are of the CPU: kernels run one after another, checked, and nothing overlaps"
 
 
 def _tokens(comparison: Comparison) -> str:

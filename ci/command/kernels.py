@@ -11,8 +11,11 @@ from mrv2.ci.stages.base import StageResult
 
 
 @contextlib.contextmanager
-def compiled_kernels() -> Iterator[list[Finding]]:
+def compiled_kernels(interpreted: set[str] | None = None) -> Iterator[list[Finding]]:
     """Within this scope launches on tensors in host memory run compiled for the CPU, their accesses checked.
+
+    Args:
+        interpreted: is given the names of kernels that cannot be compiled and run in Triton's interpreter instead.
 
     Yields:
         What is wrong with kernels: lanes outside of all memory, programs in conflict, NaNs in an argmax. It grows as
@@ -29,6 +32,8 @@ def compiled_kernels() -> Iterator[list[Finding]]:
         yield []
         return
     with triton_cpu.enabled() as session:
+        if interpreted is not None:
+            session.interpreted = interpreted
         yield session.findings
 
 

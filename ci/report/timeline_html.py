@@ -40,31 +40,63 @@ def write_timeline_html(path: Path, analysis: Analysis) -> None:
     Raises:
         OSError: the file cannot be written.
     """
+    write_page(path, timeline_page(analysis))
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a document, whole or not at all.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     # A name in a trace may hold half a surrogate pair, which is no text.
-    temporary.write_text(timeline_page(analysis), encoding="utf-8", errors="backslashreplace")
+    temporary.write_text(page, encoding="utf-8", errors="backslashreplace")
     temporary.replace(path)
 
 
 def timeline_page(analysis: Analysis) -> str:
     """The whole document."""
-    title = _text(f"Timeline of {analysis.timeline.path.name}")
     rest = timeline_lines(analysis)[len(summary_lines(analysis)) :]
-    return "\n".join(
-        [
-            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
-            f"<style>{_STYLE}</style></head><body><h1>{title}</h1>",
-            f"<pre>{_text(chr(10).join(summary_lines(analysis)))}</pre>",
-            *_picture(analysis),
+    return document(
+        f"Timeline of {analysis.timeline.path.name}",
+        (
+            preformatted(summary_lines(analysis)),
+            *picture(analysis),
             "<h2>Steps</h2>",
             *_steps(analysis.times),
-            *(("<h2>Waits, copies, bubbles</h2>", f"<pre>{_text(chr(10).join(rest))}</pre>") if rest else ()),
+            *(("<h2>Waits, copies, bubbles</h2>", preformatted(rest)) if rest else ()),
+        ),
+    )
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    """A whole document of some elements."""
+    told = escaped(title)
+    return "\n".join(
+        [
+            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{told}</title>',
+            f"<style>{_STYLE}</style></head><body><h1>{told}</h1>",
+            *body,
             "</body></html>",
         ]
     )
 
 
-def _picture(analysis: Analysis) -> Iterator[str]:
+def preformatted(lines: Iterable[str]) -> str:
+    """Lines of text as they are on a terminal."""
+    return f"<pre>{escaped(chr(10).join(lines))}</pre>"
+
+
+def key(parts: Iterable[Part]) -> Iterator[str]:
+    """What the colours mean, below a picture."""
+    yield "<figcaption class='key'>"
+    for part in sorted(parts, key=list(Part).index):
+        yield f'<span><i style="background:{COLOURS[part]}"></i>{escaped(part.value)}</span>'
+    yield "</figcaption></figure>"
+
+
+def picture(analysis: Analysis) -> Iterator[str]:
     """Host and streams below each other, some steps wide."""
     window = _window(analysis)
     if window is None:
@@ -75,18 +107,16 @@ def _picture(analysis: Analysis) -> Iterator[str]:
     yield f'<figure><svg viewBox="0 0 {_WIDTH} {height}" xmlns="http://www.w3.org/2000/svg" font-size="12" role="img">'
     for index, (name, pieces) in enumerate(lanes):
         top = index * _LANE
-        yield f'<text x="0" y="{top + 16}">{_text(name)}</text>'
+        yield f'<text x="0" y="{top + 16}">{escaped(name)}</text>'
         for start, end, part in _joined(pieces, 1 / scale):
             left, width = _MARGIN + (start - window[0]) * scale, max((end - start) * scale, _NARROWEST)
             yield (
                 f'<rect x="{left:.1f}" y="{top + 3}" width="{width:.1f}" height="{_LANE - 6}" fill="{COLOURS[part]}">'
-                f"<title>{_text(part.value)}, {(end - start) / 1000:.1f} µs</title></rect>"
+                f"<title>{escaped(part.value)}, {(end - start) / 1000:.1f} µs</title></rect>"
             )
     yield from _marks(analysis, window, scale, height)
-    yield "</svg><figcaption class='key'>"
-    for part in sorted({part for _, pieces in lanes for _, _, part in pieces}, key=list(Part).index):
-        yield f'<span><i style="background:{COLOURS[part]}"></i>{_text(part.value)}</span>'
-    yield "</figcaption></figure>"
+    yield "</svg>"
+    yield from key({part for _, pieces in lanes for _, _, part in pieces})
 
 
 def _window(analysis: Analysis) -> Interval | None:
@@ -139,7 +169,7 @@ def _steps(times: Sequence[StepTimes]) -> Iterator[str]:
         "launches",
         "upload bytes",
     )
-    yield f"<table><tr>{''.join(f'<th>{_text(head)}</th>' for head in heads)}</tr>"
+    yield f"<table><tr>{''.join(f'<th>{escaped(head)}</th>' for head in heads)}</tr>"
     for one in times:
         numbers = [
             *(one.host.get(part, 0) / 1000 for part in parts),
@@ -147,10 +177,11 @@ def _steps(times: Sequence[StepTimes]) -> Iterator[str]:
             one.bubble / 1000,
         ]
         cells = [f"{number:.1f}" for number in numbers] + [str(one.launches), str(one.upload_bytes)]
-        name = _text(f"{one.step.number} {one.step.name}")
+        name = escaped(f"{one.step.number} {one.step.name}")
         yield f"<tr><td>{name}</td>{''.join(f'<td class=n>{cell}</td>' for cell in cells)}</tr>"
     yield "</table>"
 
 
-def _text(text: str) -> str:
+def escaped(text: str) -> str:
+    """Text as HTML."""
     return html.escape(text)
