@@ -24,16 +24,17 @@ from mrv2.checks.sync.virtual import install
 from mrv2.checks.sync.watch import Watch
 from mrv2.checks.virtual.runs import Run, run_program
 from mrv2.fuzz.checked import checked_runner
-from mrv2.fuzz.feature_sets.judge import Tally, judge_of, whole_prompts
+from mrv2.fuzz.feature_sets.chance import by_chance
+from mrv2.fuzz.feature_sets.judge import Chances, Tally, chance_judge_of, judge_of, whole_prompts
 from mrv2.fuzz.feature_sets.runners import RecordingRunner
-from mrv2.fuzz.targets.protocols import Feature, Runner, RunnerTarget, own_settings
+from mrv2.fuzz.targets.protocols import DraftingTarget, Feature, Runner, RunnerTarget, own_settings
 from mrv2.fuzz.workload import FOUR_PARTS, Crash, RequestResult, Trace, close, is_refusal
 from mrv2.refrunner.api import Handle, Step
 from mrv2.refrunner.kv_groups import KVGroups
 from mrv2.refrunner.models.checkpoint import load_checkpoint
 
 from .relations import RELATIONS, differences
-from .script import Script
+from .script import Arrive, Script
 from .script_driver import ScriptDriver, script_workload
 from .versions import HostVersions
 
@@ -120,10 +121,20 @@ def _related(target: RunnerTarget, script: Script, base: CaseOutcome) -> CaseOut
     if results:
         # What goes on where another was aborted, sooner or later, has another prompt, and that is no fault.
         elsewhere = {name for name, prompt in base.continued.items() if continued.get(name) != prompt}
+        elsewhere |= _chosen_anew(script, base) if relation.rounds else set()
         compared = {name: result for name, result in base.results.items() if name not in elsewhere}
         differing = differences(compared, results, relation, near_ties)
         found += [_of_words(f"relation {script.relation!r}: {text}") for text in differing]
     return replace(base, failures=_each_once(found), steps=steps)
+
+
+def _chosen_anew(script: Script, base: CaseOutcome) -> set[str]:
+    """Requests whose drafts were accepted by chance: in another batch that may rightly be other ones."""
+    if not by_chance(script.settings):
+        return set()
+    arrivals = [event for event in script.events if isinstance(event, Arrive)]
+    drawing = {f"r{index}" for index, event in enumerate(arrivals) if event.sampling.temperature > 0}
+    return drawing & base.results.keys()
 
 
 def _run(target: RunnerTarget, script: Script) -> CaseOutcome:
@@ -170,6 +181,15 @@ class Program:
     def script(self) -> Script:
         """What runs."""
         return self._script
+
+    def chances(self, recorder: RecordingRunner) -> Chances | None:
+        """How drafts were accepted, if that was by chance."""
+        settings, target = self._script.settings, self._target
+        if not by_chance(settings):
+            return None
+        draft = target.draft_model(settings) if isinstance(target, DraftingTarget) else None
+        judge = None if draft is None else chance_judge_of(self._script.model, draft, bool(settings.get("grammars")))
+        return Chances(str(settings["verification"]), recorder.emissions, judge)
 
     def __call__(self) -> None:
         """Run the script; what goes wrong is in ``trace`` and ``recorder``.
@@ -251,8 +271,9 @@ def outcome_of(
     """
     trace, tally = program.trace, Tally()
     if program.recorder is not None:
+        recorder = program.recorder
         judge = judge_of(program.script.model, bool(program.script.settings.get("grammars")))
-        tally = judge.judge(program.workload, trace, program.recorder.reports, program.recorder.prompts)
+        tally = judge.judge(program.workload, trace, recorder.reports, recorder.prompts, program.chances(recorder))
     versions = versions or HostVersions()
     found = [*_of_trace(trace), *map(_of_finding, findings), *_stale(versions), *_broken(trace), *_crashes(trace, run)]
     found += map(_of_words, tally.failures)

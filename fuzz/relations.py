@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from mrv2.checks.findings import JSON
+from mrv2.checks.virtual.schedules import Schedule
 from mrv2.fuzz.workload import RequestResult
 
 from .script import Abort, Arrive, Event, Preempt, Script
@@ -41,6 +42,9 @@ class Relation:
         rounds: whether matrix products or sums get another shape, and logits may round otherwise. Then near ties may
             fall the other way, and log-probabilities are not compared here: the oracle bounds them.
         knob: setting that the target must have; empty if any target will do.
+
+    What is accepted by chance depends on which drafts a step has, and on the last bit of a logit. Those tokens are
+    compared where neither changes, that is, where nothing rounds otherwise.
     """
 
     others: Callable[[Script], tuple[Other, ...]]
@@ -62,14 +66,21 @@ def _set(name: str, value: JSON) -> Callable[[Script], tuple[Other, ...]]:
     return lambda script: _same(script, replace(script, settings={**script.settings, name: value}))
 
 
-def _without(name: str) -> Callable[[Script], tuple[Other, ...]]:
-    """The setting as it is by default."""
+def _without(*names: str) -> Callable[[Script], tuple[Other, ...]]:
+    """These settings as they are by default."""
 
     def others(script: Script) -> tuple[Other, ...]:
-        rest = {key: value for key, value in script.settings.items() if key != name}
+        rest = {key: value for key, value in script.settings.items() if key not in names}
         return _same(script, replace(script, settings=rest))
 
     return others
+
+
+def _idle(script: Script) -> tuple[Other, ...]:
+    """The device never behind, where it was."""
+    if script.schedule is None:
+        return ()
+    return _same(script, replace(script, schedule=Schedule("early")))
 
 
 def _poison(script: Script) -> tuple[Other, ...]:
@@ -124,7 +135,8 @@ RELATIONS: Mapping[str, Relation] = MappingProxyType(
         "a request at a time": Relation(_set("max_num_reqs", 1)),
         "more padding": Relation(_set("pad_to", 8), knob="pad_to"),
         "no graphs": Relation(_without("graph_mode"), knob="graph_mode"),
-        "no drafts": Relation(_without("speculation"), knob="speculation"),
+        "no drafts": Relation(_without("speculation", "num_drafts", "verification"), knob="speculation"),
+        "an idle device": Relation(_idle, rounds=False),
         "poison on for off": Relation(_poison, rounds=False, knob="poison"),
     }
 )

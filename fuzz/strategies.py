@@ -85,9 +85,14 @@ def turned(knobs: Mapping[str, Knob]) -> SearchStrategy[dict[str, JSON]]:
     """A few knobs, each with a value that is not its default."""
     # Not a list of knobs: those that are drawn first would be the same few.
     each = {name: _value(knob) for name, knob in sorted(knobs.items()) if len(knob.values) > 1}
-    return st.fixed_dictionaries(each).map(
-        lambda drawn: {name: value for name, value in drawn.items() if value != knobs[name].values[0]}
-    )
+    return st.fixed_dictionaries(each).map(functools.partial(_meaningful, knobs))
+
+
+def _meaningful(knobs: Mapping[str, Knob], drawn: Mapping[str, JSON]) -> dict[str, JSON]:
+    """What is not as by default, and means anything beside the rest."""
+    return {
+        name: value for name, value in drawn.items() if value != knobs[name].values[0] and knobs[name].fits(drawn)
+    }
 
 
 def _value(knob: Knob) -> SearchStrategy[JSON]:

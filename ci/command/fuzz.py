@@ -55,8 +55,11 @@ def fuzz(
         str | None, typer.Option("--schedule", metavar="TEXT", help="Only this: cpu, late, random, starve, ...")
     ] = None,
     models: Annotated[
-        str, typer.Option("--models", metavar="LIST", help="Models that the runner is tested with.")
-    ] = "tiny,tiny-sliding",
+        str | None,
+        typer.Option(
+            "--models", metavar="LIST", help="Models that the runner is tested with.", show_default="the target's own"
+        ),
+    ] = None,
     cluster: Annotated[
         str | None,
         typer.Option("--cluster", metavar="ADDRESS", help="Workers on a Ray cluster: local, or ray://host:port."),
@@ -93,7 +96,7 @@ def fuzz(
 
 
 def _options(
-    target: str, seed: int, features: str | None, schedule: str | None, models: str, cases: int | None
+    target: str, seed: int, features: str | None, schedule: str | None, models: str | None, cases: int | None
 ) -> Options:
     """What the workers are told, checked.
 
@@ -101,15 +104,16 @@ def _options(
         InputError, CheckError: an option means nothing.
     """
     from mrv2.fuzz.campaign.options import Options, check_features
-    from mrv2.fuzz.targets.named import OWN_TARGETS
+    from mrv2.fuzz.targets.protocols import models_of
     from mrv2.refrunner.models.checkpoint import load_checkpoint
 
     from .targets import importable, resolve_target
 
     chosen = tuple(name.strip() for name in features.split(",")) if features is not None else None
-    names = tuple(models.split(",")) if target in OWN_TARGETS or models != "tiny,tiny-sliding" else ("tiny",)
     with importable(Path.cwd()):
-        check_features(chosen, resolve_target(target, "TARGET"))
+        tested = resolve_target(target, "TARGET")
+        check_features(chosen, tested)
+        names = models_of(tested) if models is None else tuple(models.split(","))
     for name in names:
         load_checkpoint(name)
     options = Options(target, seed, names, chosen, schedule, cases)

@@ -99,3 +99,21 @@ def check_features(features: tuple[str, ...] | None, target: RunnerTarget) -> No
             "a campaign that cannot draw what was asked for would pass without having tried it",
             "names of this list with commas between them",
         )
+    _check_needs(features or (), target)
+
+
+def _check_needs(features: tuple[str, ...], target: RunnerTarget) -> None:
+    """Refuse a knob without what it needs: it would never be turned.
+
+    Raises:
+        CheckError: another one is not among the features.
+    """
+    for name in set(features) & set(target.knobs):
+        lacking = [other for other in target.knobs[name].needs if other not in features]
+        if lacking:
+            raise CheckError(
+                f"--features {name}",
+                f"it means something only where {lacking[0]} is turned, too",
+                "a campaign that cannot draw what was asked for would pass without having tried it",
+                f"--features {name},{lacking[0]}",
+            )

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from mrv2.fuzz.feature_sets.chance import ChanceJudge, Emission, impossible
 from mrv2.fuzz.workload import Trace, Workload, WorkloadRequest
 from mrv2.refrunner.api import NewRequest, TokenLogprobs
-from mrv2.refrunner.models.checkpoint import load_checkpoint
+from mrv2.refrunner.models.checkpoint import Checkpoint, load_checkpoint
 from mrv2.refrunner.models.tokenizer import load_tokenizer
 from mrv2.refrunner.oracle.grammar import GrammarOracle
 from mrv2.refrunner.oracle.llama import LlamaOracle
@@ -34,6 +35,7 @@ class Tally:
         tokens: drawn tokens.
         near_ties: those that are not the oracle's own, but within rounding of it.
         reports: reports on drawn tokens and on tokens of prompts.
+        steps_by_chance: steps of requests whose drafts were accepted by chance, judged by formulas.
         largest_ratio: of an error of a log-probability to its bound.
         failures: what is wrong, in words.
     """
@@ -41,6 +43,7 @@ class Tally:
     tokens: int = 0
     near_ties: int = 0
     reports: int = 0
+    steps_by_chance: int = 0
     largest_ratio: float = 0.0
     failures: list[str] = field(default_factory=list)
 
@@ -51,6 +54,21 @@ class _Row:
 
     logprobs: NDArray[np.float64]
     errors: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Chances:
+    """How a runner accepted drafts by chance.
+
+    Attributes:
+        way: of verification.
+        emissions: what steps gave, by request.
+        judge: knows the model that proposed; None if nobody does.
+    """
+
+    way: str
+    emissions: Mapping[str, Sequence[Emission]]
+    judge: ChanceJudge | None
 
 
 class Judge:
@@ -73,12 +91,14 @@ class Judge:
         trace: Trace,
         reports: Mapping[str, Sequence[TokenLogprobs]],
         prompts: Mapping[str, Sequence[TokenLogprobs | None]],
+        chances: Chances | None = None,
     ) -> Tally:
         """Judge every request that got an answer.
 
         Args:
             reports: on the drawn tokens, by request; those drawn after its end may follow.
             prompts: on the tokens of prompts, by request.
+            chances: of drafts that were accepted by chance; None if each token is the one that comes without drafts.
         """
         tally, whole = Tally(), whole_prompts(workload, trace)
         for request in workload.requests:
@@ -88,22 +108,34 @@ class Judge:
             prompt = whole[request.request_id]
             asked = NewRequest(request.request_id, prompt, len(prompt), request.sampling)
             rounding = self._measured((*prompt, *result.token_ids[:-1]))
-            self._tokens(tally, asked, rounding, result.token_ids, result.logprobs)
+            drawn = chances if request.sampling.temperature > 0 else None
+            self._tokens(tally, asked, rounding, result.token_ids, result.logprobs, drawn)
             self._reports(tally, asked, rounding, result.token_ids, reports.get(request.request_id, ()))
             self._prompt(tally, asked, rounding, prompts.get(request.request_id, ()))
         return tally
 
     def _tokens(
-        self, tally: Tally, asked: NewRequest, rounding: Rounding, tokens: Sequence[int], logprobs: Sequence[float]
+        self,
+        tally: Tally,
+        asked: NewRequest,
+        rounding: Rounding,
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
+        chances: Chances | None,
     ) -> None:
-        for scored, observed in zip(self._oracle.score(asked, tokens), logprobs, strict=True):
+        every = self._oracle.score(asked, tokens)
+        for scored, observed in zip(every, logprobs, strict=True):
             bound = bound_token(scored, asked.sampling, rounding, self._oracle.model.config.vocab_size)
             place = f"request {asked.request_id}, position {scored.position}"
             tally.tokens += 1
-            tally.near_ties += bound.judgement is Judgement.NEAR_TIE
-            if bound.judgement is Judgement.WRONG:
-                tally.failures.append(f"{place}: token {scored.observed} is not the oracle's {scored.choice}")
+            if chances is None:
+                tally.near_ties += bound.judgement is Judgement.NEAR_TIE
+                if bound.judgement is Judgement.WRONG:
+                    tally.failures.append(f"{place}: token {scored.observed} is not the oracle's {scored.choice}")
             _compare(tally, f"{place}: log-probability", observed, scored.logprob, bound.logprob_error)
+        if chances is not None:
+            tally.failures += impossible(asked, every, rounding)
+            _judge_steps(tally, asked, tokens, chances)
 
     def _reports(
         self,
@@ -135,15 +167,34 @@ class Judge:
             _compare_report(tally, asked, position, _row(rounding, position), token, report, count)
 
 
+def _judge_steps(tally: Tally, asked: NewRequest, tokens: Sequence[int], chances: Chances) -> None:
+    if chances.judge is None:
+        return
+    verdict = chances.judge.judge(asked, tokens, chances.emissions.get(asked.request_id, ()), chances.way)
+    tally.steps_by_chance += len(chances.emissions.get(asked.request_id, ()))
+    tally.near_ties += verdict.near_ties
+    tally.failures += verdict.failures
+
+
 @functools.cache
 def judge_of(model: str, grammars: bool = False) -> Judge:
     """The judge of a model that ``load_checkpoint`` knows, made once; with ``grammars`` it knows the model's texts."""
     checkpoint = load_checkpoint(model)
-    reader = None
-    if grammars:
-        words = load_tokenizer(checkpoint).vocabulary()
-        reader = GrammarOracle(words.tokens, words.special, words.encode, checkpoint.config.vocab_size)
+    reader = _reader(checkpoint) if grammars else None
     return Judge(Oracle(LlamaOracle(checkpoint.config, checkpoint.tensors), reader))
+
+
+@functools.cache
+def chance_judge_of(model: str, draft_model: str, grammars: bool = False) -> ChanceJudge:
+    """The judge of a model and of the one that proposes for it, both known to ``load_checkpoint``, made once."""
+    checkpoints = [load_checkpoint(name) for name in (model, draft_model)]
+    target, draft = (LlamaOracle(each.config, each.tensors) for each in checkpoints)
+    return ChanceJudge(target, draft, _reader(checkpoints[0]) if grammars else None)
+
+
+def _reader(checkpoint: Checkpoint) -> GrammarOracle:
+    words = load_tokenizer(checkpoint).vocabulary()
+    return GrammarOracle(words.tokens, words.special, words.encode, checkpoint.config.vocab_size)
 
 
 def whole_prompts(workload: Workload, trace: Trace) -> dict[str, tuple[int, ...]]:

@@ -31,6 +31,7 @@ from mrv2.fuzz.case import CaseOutcome, Failure
 from mrv2.fuzz.paste import as_test
 from mrv2.fuzz.script import Script
 from mrv2.fuzz.targets.named import REFERENCE
+from mrv2.fuzz.targets.protocols import models_of
 
 from . import PLANTED, mutant
 from .source import Mutation
@@ -83,7 +84,7 @@ def score(mutation: Mutation, cases: int) -> dict[str, JSON]:
     """
     target_name, began = f"mrv2.fuzz.mutants:{mutation.name}", cpu_seconds()
     with mutant(mutation) as target, tempfile.TemporaryDirectory() as folder:
-        worker = FirstFinding(target, Options(target_name, cases=cases), Path(folder), 0)
+        worker = FirstFinding(target, Options(target_name, models=models_of(target), cases=cases), Path(folder), 0)
         worker.run()
         found = FindingStore(Path(folder) / FINDINGS).all()
         if not found or worker.seconds_to_find is None:

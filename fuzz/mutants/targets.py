@@ -21,6 +21,7 @@ class MutantTarget:
 
     features = ReferenceTarget.features
     knobs: Mapping[str, Knob] = ReferenceTarget.knobs
+    models = ReferenceTarget.models
 
     def __init__(self, mutation: Mutation) -> None:
         self.name = f"refrunner with fault {mutation.name!r}: {mutation.doc}"
@@ -31,6 +32,10 @@ class MutantTarget:
     def build(self, config: Mapping[str, JSON]) -> ReferenceRunner:
         """See :class:`mrv2.fuzz.targets.protocols.RunnerTarget`."""
         return self._mutated().build(config)
+
+    def draft_model(self, settings: Mapping[str, JSON]) -> str | None:
+        """See :class:`mrv2.fuzz.targets.protocols.DraftingTarget`."""
+        return self._mutated().draft_model(settings)
 
     @property
     def hot_paths(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from .protocols import Feature, Knob
 from .reference import ReferenceRunner, ReferenceTarget
 
 #: Knobs of the reference runner whose other values this runner refuses.
-_NOT_HERE = ("prompt_tokens", "staged_writes", "speculation", "num_drafts", "grammars")
+_NOT_HERE = ("prompt_tokens", "staged_writes", "speculation", "num_drafts", "verification", "grammars")
 
 
 class BaselineTarget(ReferenceTarget):

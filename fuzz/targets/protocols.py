@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 from mrv2.checks.findings import JSON, Finding, Site
@@ -40,11 +41,17 @@ class Knob:
         values: the values worth trying; the first is the default.
         doc: what it changes, one line.
         often: a fuzzer turns it in most cases and not in a few: what is behind the default is slow, or known already.
+        needs: other settings, and the values of them with which it means anything; a fuzzer turns it only there.
     """
 
     values: tuple[JSON, ...]
     doc: str
     often: bool = False
+    needs: Mapping[str, tuple[JSON, ...]] = field(default_factory=lambda: MappingProxyType({}))
+
+    def fits(self, settings: Mapping[str, JSON]) -> bool:
+        """Whether it means anything beside these settings; one that is not among them is as by default."""
+        return all(settings.get(name) in values for name, values in self.needs.items())
 
 
 @dataclass(frozen=True)
@@ -141,6 +148,29 @@ class AllowingTarget(Protocol):
 
 
 @runtime_checkable
+class ModelsTarget(Protocol):
+    """Optional part of a target that knows more of the small models than ``"tiny"``."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names that ``load_checkpoint`` and ``build`` know; a campaign draws among them unless it is told others."""
+        ...
+
+
+@runtime_checkable
+class DraftingTarget(Protocol):
+    """Optional part of a target that speculates with a model, whose drafts are drawn with the noise of the oracle."""
+
+    def draft_model(self, settings: Mapping[str, JSON]) -> str | None:
+        """The model that proposes, as ``load_checkpoint`` knows it; None if it is none, or not a whole model.
+
+        Args:
+            settings: what ``build`` gets.
+        """
+        ...
+
+
+@runtime_checkable
 class RunnerTarget(Protocol):
     """Something that can be verified.
 
@@ -170,6 +200,11 @@ class SamplerProvider(Protocol):
     def sampler(self) -> SamplerTarget:
         """The target's sampler, callable on any logits without a model."""
         ...
+
+
+def models_of(target: RunnerTarget) -> tuple[str, ...]:
+    """Small models that a target knows."""
+    return target.models if isinstance(target, ModelsTarget) else ("tiny",)
 
 
 def own_settings(target: RunnerTarget) -> Settings | None:

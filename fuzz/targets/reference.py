@@ -29,6 +29,8 @@ PRODUCERS = {
 
 #: Who proposes drafts for the tiny models where the configuration names no ``draft_model``.
 TINY_DRAFTS: Mapping[JSON, str] = {"draft": "tiny-draft", "eagle": "tiny-eagle"}
+#: All who propose; those behind the first have drafts with a distribution.
+DRAFTERS = ("ngram", "draft", "eagle")
 
 
 class ReferenceTarget:
@@ -52,10 +54,17 @@ class ReferenceTarget:
         "prompt_logprobs_chunk": Knob((1024, 3), "tokens of a prompt whose logits are in memory at once"),
         "force_sampler_stages": Knob((False, True), "run every stage of the sampler for every request"),
         "scheduling": Knob(("fcfs", "priority"), "who is served first"),
-        "speculation": Knob(("none", "ngram", "draft", "eagle"), "who proposes drafts, which change no token"),
-        "num_drafts": Knob((3, 1, 6), "drafts for each request and step"),
+        "speculation": Knob(("none", *DRAFTERS), "who proposes drafts, which change no token"),
+        "num_drafts": Knob((3, 1, 6), "drafts for each request and step", needs={"speculation": DRAFTERS}),
+        "verification": Knob(
+            ("equal", "token", "block"), "how drafts are accepted; by chance, which changes what is drawn, if not equal",
+            often=True, needs={"speculation": DRAFTERS[1:]},
+        ),
         "grammars": Knob((False, True), "memory for masks, so that requests may carry a grammar", often=True),
     }
+
+    #: With layers that see all tokens, and with some that see a window.
+    models = ("tiny", "tiny-sliding")
 
     #: Which function computes each field of a snapshot, as "module:function" inside the package.
     producers: Mapping[str, str] = PRODUCERS
@@ -68,6 +77,11 @@ class ReferenceTarget:
     def hot_paths(self) -> tuple[str, ...]:
         """Executing a step. The one place where the runner waits is ``AsyncOutput.result``, which is not in it."""
         return (f"{self._package}.model_runner:ModelRunner.execute",)
+
+    def draft_model(self, settings: Mapping[str, JSON]) -> str | None:
+        """See :class:`DraftingTarget`; a head has no formulas of its own."""
+        named = settings.get("draft_model") or TINY_DRAFTS.get(settings.get("speculation"))
+        return str(named) if named and settings.get("speculation") == "draft" else None
 
     def build(self, config: Mapping[str, JSON]) -> ReferenceRunner:
         """Load the model (once per target) and allocate a runner."""

@@ -8,12 +8,13 @@ the target draws itself has the noise that it has without drafts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..api import NewRequest
+from .grammar import GrammarOracle
 from .llama import LlamaOracle
 from .noise import Purpose, gumbel, words
 from .sampling import filtered, process
@@ -27,11 +28,13 @@ class SpeculativeOracle:
     Args:
         target: the model.
         draft: the model that proposes.
+        grammars: reads grammars; needed for requests that have one. Drafts know nothing of them.
     """
 
-    def __init__(self, target: LlamaOracle, draft: LlamaOracle) -> None:
+    def __init__(self, target: LlamaOracle, draft: LlamaOracle, grammars: GrammarOracle | None = None) -> None:
         self._target = target
         self._draft = draft
+        self._grammars = grammars
 
     def step(self, request: NewRequest, tokens: Sequence[int], num_drafts: int, *, in_blocks: bool) -> Emitted:
         """Draw the drafts one after another and verify them.
@@ -47,14 +50,25 @@ class SpeculativeOracle:
         temperature, known = float(np.float32(sampling.temperature)), len(tokens)
         drafts: list[int] = []
         proposed: list[Row] = []
+        margins: list[float] = []
         for offset in range(num_drafts):
             logits = self._draft.logits([*tokens, *drafts])[-1].numpy().astype(np.float64)
             proposed.append(logits / temperature)
+            scores = np.sort(proposed[-1] + gumbel(seed, known + offset, len(logits), Purpose.DRAFT, offset))
+            margins.append(float(scores[-1] - scores[-2]))
             drafts.append(draw_draft(proposed[-1], seed, known + offset, offset))
         rows = self._target.logits([*tokens, *drafts])[known - 1 :].numpy().astype(np.float64)
-        judged = [drawn_from(row, request, [*tokens, *drafts[:place]]) for place, row in enumerate(rows)]
-        width = rows.shape[1]
-        return verify(np.array(judged), np.array(proposed).reshape(-1, width), drafts, seed, known, in_blocks=in_blocks)
+        judged = [self._drawn_from(row, request, [*tokens, *drafts[:place]]) for place, row in enumerate(rows)]
+        draft = np.array(proposed).reshape(-1, rows.shape[1])
+        emitted = verify(np.array(judged), draft, drafts, seed, known, in_blocks=in_blocks)
+        return replace(emitted, drafts=tuple(drafts), margin=min([*margins, emitted.margin]))
+
+    def _drawn_from(self, logits: Row, request: NewRequest, tokens: Sequence[int]) -> Row:
+        """What the target draws from behind these tokens, [V]."""
+        if request.sampling.grammar is not None:
+            assert self._grammars is not None, "a request with a grammar needs what reads it"
+            logits = np.where(self._grammars.allowed(request, tokens), logits, -np.inf)
+        return drawn_from(logits, request, tokens)
 
 
 def drawn_from(logits: Row, request: NewRequest, tokens: Sequence[int]) -> Row:
@@ -70,12 +84,14 @@ class Emitted:
 
     Attributes:
         token_ids: accepted drafts, then one more token.
-        margin: how far the closest decision was from falling the other way: a probability, or a difference of scores. A
-            computation with errors of about this size may rightly answer otherwise.
+        margin: relative error of the probabilities p and q that may turn the closest decision around; no number if
+            some of them are none. A computation with errors of about this size may rightly answer otherwise.
+        drafts: that were drawn, if they were drawn here.
     """
 
     token_ids: tuple[int, ...]
     margin: float
+    drafts: tuple[int, ...] = ()
 
 
 def draw_draft(logits: Row, seed: int, position: int, offset: int) -> int:
@@ -108,24 +124,32 @@ def verify(target: Row, draft: Row, drafts: Sequence[int], seed: int, position: 
         in_blocks: verify the drafts together (Sun et al. 2024, algorithm 2), not one by one.
     """
     p, q = _softmax(target), _softmax(draft)
-    weights = _weights(p, q, drafts) if in_blocks else np.ones(len(drafts) + 1)
+    ratios = _ratios(p, q, drafts)
+    weights = _weights(ratios) if in_blocks else np.ones(len(drafts) + 1)
     rests = [np.maximum(weights[j] * p[j] - q[j], 0) for j in range(len(drafts))]
-    chances = _block_chances(weights, rests) if in_blocks else _ratios(p, q, drafts)
+    chances, errors = _block_chances(weights, rests) if in_blocks else (ratios, np.maximum(ratios, 1))
     luck = [_uniform(seed, position + j, j) for j in range(len(drafts))]
     acceptable = [u < chance for u, chance in zip(luck, chances, strict=True)]
-    margins = [abs(u - chance) for u, chance in zip(luck, chances, strict=True) if chance < 1]
+    margins = [abs(u - chance) / error for u, chance, error in zip(luck, chances, errors, strict=True)]
     if in_blocks:
         accepted = max((j + 1 for j, good in enumerate(acceptable) if good), default=0)
     else:
         accepted = next((j for j, good in enumerate(acceptable) if not good), len(drafts))
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         if accepted == len(drafts):
             scores = np.log(p[-1]) + gumbel(seed, position + accepted, p.shape[1], Purpose.TARGET)
+            sensitivity = np.ones(p.shape[1])
         else:
             noise = gumbel(seed, position + accepted, p.shape[1], Purpose.RECOVER, accepted)
             scores = np.log(rests[accepted]) + noise
-    best, second = np.sort(scores)[::-1][:2]
-    return Emitted((*drafts[:accepted], int(scores.argmax())), float(min([*margins, best - second])))
+            # What is left where two numbers nearly cancel has their errors.
+            sensitivity = (weights[accepted] * p[accepted] + q[accepted]) / rests[accepted]
+        best = int(scores.argmax())
+        others = np.arange(len(scores)) != best
+        gaps = ((scores[best] - scores) / (sensitivity[best] + sensitivity))[others & (scores > -np.inf)]
+    decisions = [*margins, *gaps]
+    margin = np.nan if np.isnan(decisions).any() else min(decisions, default=np.inf)
+    return Emitted((*drafts[:accepted], best), float(margin))
 
 
 def _softmax(logits: Row) -> Row:
@@ -134,25 +158,31 @@ def _softmax(logits: Row) -> Row:
     return result
 
 
-def _ratios(p: Row, q: Row, drafts: Sequence[int]) -> list[float]:
-    return [float(p[j, token] / q[j, token]) for j, token in enumerate(drafts)]
+def _ratios(p: Row, q: Row, drafts: Sequence[int]) -> Row:
+    """How much likelier each draft is for the target than for who drew it."""
+    return np.array([p[j, token] / q[j, token] for j, token in enumerate(drafts)])
 
 
-def _weights(p: Row, q: Row, drafts: Sequence[int]) -> Row:
+def _weights(ratios: Row) -> Row:
     """How much of the target's probability of the first j drafts is left: k + 1 numbers, 1 for j = 0."""
     weights = [1.0]
-    for ratio in _ratios(p, q, drafts):
+    for ratio in ratios:
         weights.append(min(weights[-1] * ratio, 1.0))
     return np.array(weights)
 
 
-def _block_chances(weights: Row, rests: Sequence[Row]) -> list[float]:
-    """Chance that the first j drafts are acceptable, for j = 1, ..., k."""
-    masses = [float(rest.sum()) for rest in rests[1:]]
-    inner = [
-        1.0 if weight == 1 else mass / (mass + 1 - weight) for weight, mass in zip(weights[1:-1], masses, strict=True)
-    ]
-    return [*inner, float(weights[-1])] if len(weights) > 1 else []
+def _block_chances(weights: Row, rests: Sequence[Row]) -> tuple[Row, Row]:
+    """Chance that the first j drafts are acceptable, for j = 1, ..., k.
+
+    Returns:
+        the chances, and by how much of a relative error of p and q each may be off.
+    """
+    chances, errors = [], []
+    for weight, rest in zip(weights[1:-1], rests[1:], strict=True):
+        mass, missing = float(rest.sum()), 1 - weight
+        chances.append(1.0 if weight == 1 else mass / (mass + missing))
+        errors.append(max(1.0, (2 * missing + mass * weight) / (mass + missing) ** 2) if mass + missing else np.inf)
+    return np.array([*chances, *weights[1:][-1:]]), np.array([*errors, *[1.0] * len(weights[1:][-1:])])
 
 
 def _uniform(seed: int, position: int, offset: int) -> float:
