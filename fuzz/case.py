@@ -25,9 +25,9 @@ from mrv2.checks.sync.watch import Watch
 from mrv2.checks.virtual.runs import Run, run_program
 from mrv2.fuzz.checked import checked_runner
 from mrv2.fuzz.feature_sets.chance import by_chance
-from mrv2.fuzz.feature_sets.judge import Chances, Tally, chance_judge_of, judge_of, whole_prompts
+from mrv2.fuzz.feature_sets.judge import Chances, Tally, chances_of, judge_of, whole_prompts
 from mrv2.fuzz.feature_sets.runners import RecordingRunner
-from mrv2.fuzz.targets.protocols import DraftingTarget, Feature, Runner, RunnerTarget, own_settings
+from mrv2.fuzz.targets.protocols import Feature, Runner, RunnerTarget, own_settings
 from mrv2.fuzz.workload import FOUR_PARTS, Crash, RequestResult, Trace, close, is_refusal
 from mrv2.refrunner.api import Handle, Step
 from mrv2.refrunner.kv_groups import KVGroups
@@ -182,14 +182,9 @@ class Program:
         """What runs."""
         return self._script
 
-    def chances(self, recorder: RecordingRunner) -> Chances | None:
+    def chances(self) -> Chances | None:
         """How drafts were accepted, if that was by chance."""
-        settings, target = self._script.settings, self._target
-        if not by_chance(settings):
-            return None
-        draft = target.draft_model(settings) if isinstance(target, DraftingTarget) else None
-        judge = None if draft is None else chance_judge_of(self._script.model, draft, bool(settings.get("grammars")))
-        return Chances(str(settings["verification"]), recorder.emissions, judge)
+        return chances_of(self._target, self._script.model, self._script.settings, self.trace)
 
     def __call__(self) -> None:
         """Run the script; what goes wrong is in ``trace`` and ``recorder``.
@@ -273,7 +268,9 @@ def outcome_of(
     if program.recorder is not None:
         recorder = program.recorder
         judge = judge_of(program.script.model, bool(program.script.settings.get("grammars")))
-        tally = judge.judge(program.workload, trace, recorder.reports, recorder.prompts, program.chances(recorder))
+        logits = program.script.settings.get("logprobs_mode") == "raw_logits"
+        reports = recorder.reports, recorder.prompts
+        tally = judge.judge(program.workload, trace, *reports, program.chances(), logits=logits)
     versions = versions or HostVersions()
     found = [*_of_trace(trace), *map(_of_finding, findings), *_stale(versions), *_broken(trace), *_crashes(trace, run)]
     found += map(_of_words, tally.failures)

@@ -1,8 +1,9 @@
 """The reference runner in each of the ways in which it orders its work: a program in which every fence is needed.
 
 A fence that is vacuous in a run with little in it may be needed in another one, so ``mrv2 fences refrunner`` looks at
-all of these together: uploads that are copied or read in place, graphs, drafts of each proposer, prefixes that are
-found and blocks that are copied, reports on prompts, masks of grammars, with drafts and without.
+all of these together: uploads that are copied or read in place, graphs, drafts of each proposer and of each way to
+accept them, prefixes that are found and blocks that are copied, reports on prompts, masks of grammars, with drafts and
+without.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"speculation": "ngram", "staged_writes": "in_place", "max_num_reqs": 3},
     {"speculation": "draft", "graph_mode": "piecewise", "max_num_reqs": 3},
     {"speculation": "eagle", "graph_mode": "full", "max_num_reqs": 3},
+    {"speculation": "draft", "verification": "block", "max_num_reqs": 3},
+    {"speculation": "eagle", "verification": "token", "graph_mode": "full", "max_num_reqs": 3},
 )
 REPORTED = SamplingParams(
     temperature=0.7, seed=3, max_tokens=3, logprobs=2, prompt_logprobs=1, repetition_penalty=1.2, top_p=0.9

@@ -26,7 +26,7 @@ from .case import CaseOutcome, Failure, Refused, model_facts, run_case
 from .paste import as_test
 from .relations import possible
 from .script import MODEL, Abort, Advance, Arrive, Collect, Event, Preempt, Script, Skip
-from .strategies import GRAMMARS, GROUPS, arrivals, schedules, settings_of
+from .strategies import GRAMMARS, GROUPS, LONGEST_PROMPT, arrivals, schedules, settings_of
 
 Drawn = TypeVar("Drawn")
 #: What every case may ask of a target, whatever is left out: blocks run out, and all that is told is judged.
@@ -116,7 +116,7 @@ class RunnerMachine(RuleBasedStateMachine):
             for name, knob in cls.runner_target.knobs.items()
             if cls.allows(name) or (name == GRAMMARS and cls.allows("grammar"))
         }
-        return cls._once("settings", lambda: settings_of(knobs, groups))
+        return cls._once("settings", lambda: settings_of(knobs, groups, cls.runner_target.knobs))
 
     @classmethod
     def relations(cls) -> SearchStrategy[str | None]:
@@ -166,6 +166,20 @@ class RunnerMachine(RuleBasedStateMachine):
     def arrive(self, request: Arrive) -> None:
         """A request arrives."""
         self._events.append(request)
+
+    @rule(
+        first=st.runner().flatmap(lambda machine: machine.requests()),
+        steps=st.integers(1, 4),
+        leaves=st.builds(lambda kind, which: kind(which), st.sampled_from((Preempt, Abort)), st.integers(0, 3)),
+        second=st.runner().flatmap(lambda machine: machine.requests()),
+    )
+    def hand_over(self, first: Arrive, steps: int, leaves: Event, second: Arrive) -> None:
+        """A request leaves in the middle of a long prompt, which is in flight in chunks, and another one gets its row.
+
+        What these events are for seldom comes together by itself.
+        """
+        prompt = (first.prompt * LONGEST_PROMPT)[: LONGEST_PROMPT // 2 + len(first.prompt) // 2]
+        self._events += [replace(first, prompt=prompt), Advance(steps), leaves, second]
 
     @precondition(lambda self: self._events)
     @rule(steps=st.integers(1, 4))

@@ -224,7 +224,8 @@ def _text(value: object) -> str:
 def _setting(value: Any) -> JSON:
     if not isinstance(value, str | int | float | bool | list | None):
         raise ValueError(f"{value!r} is no setting")
-    return value
+    setting: JSON = _tuples(value)
+    return setting
 
 
 def as_code(value: object) -> str:

@@ -25,7 +25,8 @@ from .script import Arrive
 from .script_driver import smallest_pool
 
 Drawn = TypeVar("Drawn")
-MAX_MODEL_LEN = 48
+#: Longest sequences: one that blocks of all sizes end at, and one that none does.
+MAX_MODEL_LENS = (48, 37)
 LONGEST_PROMPT, LONGEST_OUTPUT = 40, 12
 #: Texts that prompts are the beginnings of, so that some share a prefix and some do not.
 TEXTS = 3
@@ -64,11 +65,14 @@ GROUPS = (
 )  # fmt: skip
 
 
-def settings_of(knobs: Mapping[str, Knob], groups: int = 1) -> SearchStrategy[dict[str, JSON]]:
+def settings_of(
+    knobs: Mapping[str, Knob], groups: int = 1, every: Mapping[str, Knob] | None = None
+) -> SearchStrategy[dict[str, JSON]]:
     """Capacities, small enough to be felt, and some knobs that are not as they are by default.
 
     Args:
-        knobs: of the target.
+        knobs: of the target, those that may be turned.
+        every: all of the target's, if those are not all.
         groups: KV groups of the model.
     """
     capacities = st.fixed_dictionaries(
@@ -76,23 +80,24 @@ def settings_of(knobs: Mapping[str, Knob], groups: int = 1) -> SearchStrategy[di
             "max_num_reqs": st.sampled_from((3, 1, 2, 5)),
             "max_num_batched_tokens": st.sampled_from((16, 6, 40)),
             "block_size": st.sampled_from((8, 4, 16)),
+            "max_model_len": st.sampled_from(MAX_MODEL_LENS),
         }
     )
-    return st.builds(functools.partial(_settings, groups), capacities, st.sampled_from((8, 0, 2)), turned(knobs))
+    return st.builds(functools.partial(_settings, groups), capacities, st.sampled_from((8, 0, 2)), turned(knobs, every))
 
 
-def turned(knobs: Mapping[str, Knob]) -> SearchStrategy[dict[str, JSON]]:
-    """A few knobs, each with a value that is not its default."""
+def turned(knobs: Mapping[str, Knob], every: Mapping[str, Knob] | None = None) -> SearchStrategy[dict[str, JSON]]:
+    """A few knobs, each with a value that is not its default; ``every`` as above."""
     # Not a list of knobs: those that are drawn first would be the same few.
     each = {name: _value(knob) for name, knob in sorted(knobs.items()) if len(knob.values) > 1}
-    return st.fixed_dictionaries(each).map(functools.partial(_meaningful, knobs))
+    return st.fixed_dictionaries(each).map(functools.partial(_meaningful, every or knobs))
 
 
 def _meaningful(knobs: Mapping[str, Knob], drawn: Mapping[str, JSON]) -> dict[str, JSON]:
     """What is not as by default, and means anything beside the rest."""
-    return {
-        name: value for name, value in drawn.items() if value != knobs[name].values[0] and knobs[name].fits(drawn)
-    }
+    defaults = {name: knob.values[0] for name, knob in knobs.items()}
+    whole = {**defaults, **drawn}
+    return {name: value for name, value in drawn.items() if value != defaults[name] and knobs[name].fits(whole)}
 
 
 def _value(knob: Knob) -> SearchStrategy[JSON]:
@@ -104,8 +109,7 @@ def _value(knob: Knob) -> SearchStrategy[JSON]:
 
 
 def _settings(groups: int, capacities: dict[str, JSON], spare: int, knobs: dict[str, JSON]) -> dict[str, JSON]:
-    settings: dict[str, JSON] = {**capacities, "max_model_len": MAX_MODEL_LEN}
-    return {**settings, "num_kv_blocks": smallest_pool(settings, groups) + spare, **knobs}
+    return {**capacities, "num_kv_blocks": smallest_pool(capacities, groups) + spare, **knobs}
 
 
 def schedules() -> SearchStrategy[Schedule | None]:

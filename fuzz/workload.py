@@ -25,7 +25,7 @@ from mrv2.fuzz.checked import (
 )
 from mrv2.fuzz.step_model import ExpectedInputs, InputMismatch, StepModel
 from mrv2.fuzz.targets.protocols import PoisonRunner, Runner, RunnerTarget, SnapshotRunner
-from mrv2.refrunner.api import Handle, SamplingParams, Step
+from mrv2.refrunner.api import Handle, SamplingParams, Step, StepOutput
 from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.scheduler import Scheduler
 
@@ -120,6 +120,19 @@ class RequestResult:
     finish_reason: str | None
 
 
+@dataclass(frozen=True)
+class Emission:
+    """What a step gave a request that took it.
+
+    Attributes:
+        drafts: that the step verified.
+        token_ids: accepted drafts, then one more; those behind the request's end are among them.
+    """
+
+    drafts: int
+    token_ids: tuple[int, ...]
+
+
 @dataclass
 class Trace:
     """Everything observed while a workload ran.
@@ -136,6 +149,7 @@ class Trace:
         row_moves: requests that resumed in another row than their last one (likewise).
         counts: preemptions, resumptions, aborts and chunks of prefill seen.
         drafts: how many were verified, and how many of them accepted.
+        emissions: of the steps whose output a request took, in order, by request.
         padded: steps that had padding, by kind; only a runner with snapshots shows it.
         poisoned: places of each kind that were seen to hold poison, at most at once; only with the invariants.
     """
@@ -153,6 +167,7 @@ class Trace:
         default_factory=lambda: dict.fromkeys(("preempted", "resumed", "aborted", "chunked"), 0)
     )
     drafts: tuple[int, int] = (0, 0)
+    emissions: dict[str, list[Emission]] = field(default_factory=dict)
     padded: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("tokens", "requests"), 0))
     poisoned: dict[str, int] = field(default_factory=dict)
 
@@ -333,7 +348,17 @@ class Driver:
         output = self._call(lambda: checked_output(step.handle.result(), step.draws, vocab_size, step.drafts))
         if step.scheduled:
             self._model.record(output)
-            self._scheduler.update(output)
+            self._update(step, output)
+
+    def _update(self, step: _InFlight, output: StepOutput) -> None:
+        """Let the scheduler take an output, and note which requests did: it drops what preempted ones had in flight."""
+        requests = self._scheduler.requests
+        before = {name: len(requests[name].output_token_ids) for name in output.token_ids}
+        self._scheduler.update(output)
+        for name, count in before.items():
+            if len(requests[name].output_token_ids) > count:
+                emission = Emission(step.drafts.get(name, 0), output.token_ids[name])
+                self.trace.emissions.setdefault(name, []).append(emission)
 
 
 def run_target(

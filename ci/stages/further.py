@@ -22,6 +22,10 @@ CAPACITIES: Mapping[str, Any] = {
 }  # fmt: skip
 #: Names of the workloads with drafts of a model, and who proposes them.
 PROPOSERS: Mapping[str, str] = {"drafts of a model": "draft", "drafts of a head": "eagle"}
+#: Likewise, of models whose drafts are drawn, and accepted by chance: who proposes, and how they are accepted.
+CHANCES: Mapping[str, tuple[str, str]] = {
+    "drafts by chance one by one": ("draft", "token"), "drafts by chance in blocks": ("eagle", "block"),
+}  # fmt: skip
 NGRAMS, GRAMMARS, BOTH = "drafts of n-grams", "grammars", "grammars and drafts of n-grams"
 NUM_DRAFTS = 3
 # Each request repeats three bytes of its own, as n-grams do that are right now and then.
@@ -31,7 +35,9 @@ _FREE_TOKENS, _TEXT_TOKENS = 8, 14
 
 
 def further_workloads(target: RunnerTarget, vocab_size: int) -> dict[str, Workload]:
-    """By name, as many as the target knows the settings of: knobs "speculation" and "num_drafts", and grammars.
+    """By name, as many as the target knows the settings of.
+
+    These are the knobs "speculation", "num_drafts" and "verification", and grammars.
 
     Args:
         vocab_size: of the tiny model, whose tokens are bytes.
@@ -43,6 +49,10 @@ def further_workloads(target: RunnerTarget, vocab_size: int) -> dict[str, Worklo
     for name, proposer in PROPOSERS.items():
         if proposer in known:
             drafts = {"speculation": proposer, "num_drafts": NUM_DRAFTS}
+            found[name] = _workload(vocab_size, {**base, **drafts}, free=True)
+    for name, (proposer, way) in CHANCES.items():
+        if proposer in known and way in _values(target, "verification"):
+            drafts = {"speculation": proposer, "num_drafts": NUM_DRAFTS, "verification": way}
             found[name] = _workload(vocab_size, {**base, **drafts}, free=True)
     ngrams = {**base, "speculation": "ngram", "num_drafts": NUM_DRAFTS}
     if "ngram" in known and not grammars:

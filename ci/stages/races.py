@@ -19,6 +19,7 @@ from mrv2.checks.virtual import VirtualDeviceError
 from mrv2.checks.virtual.runs import run_program
 from mrv2.checks.virtual.schedules import Schedule, expand
 from mrv2.checks.virtual.uninitialised import find_uninitialised
+from mrv2.fuzz.feature_sets.judge import chances_of
 from mrv2.fuzz.programs import MODEL, RunnerProgram
 from mrv2.fuzz.targets.protocols import Feature, RunnerTarget
 from mrv2.fuzz.workload import Trace, Workload, run_target
@@ -171,7 +172,9 @@ class _Trial:
         return [*trace_findings(trace), *self._wrong(trace)]
 
     def _wrong(self, trace: Trace) -> tuple[Finding, ...]:
-        return tuple(self.judge.judge(self.program.workload, trace, Silent()).findings)
+        workload = self.program.workload
+        chances = chances_of(self.program.target, MODEL, workload.capacities, trace)
+        return tuple(self.judge.judge(workload, trace, Silent(), chances).findings)
 
     def _unexercised(self) -> list[str]:
         workload = self.program.workload

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 from mrv2.checks.findings import JSON, Finding, RunVerdict, Soundness, Verdict, verdict_of
+from mrv2.fuzz.feature_sets.judge import Chances
 from mrv2.fuzz.grammars import grammar_workload
 from mrv2.fuzz.programs import MODEL as TINY
 from mrv2.fuzz.targets.protocols import Feature, RunnerTarget
@@ -118,15 +119,22 @@ class RunnerAgainstOracle:
         judged = self.judge(workload, trace, progress)
         return _Drive(workload, trace, judged, (*trace_findings(trace), *judged.findings))
 
-    def judge(self, workload: Workload, trace: Trace, progress: Progress) -> Judged:
-        """Judge every token and log-probability of a trace; advances by one unit for each request."""
+    def judge(self, workload: Workload, trace: Trace, progress: Progress, chances: Chances | None = None) -> Judged:
+        """Judge every token and log-probability of a trace; advances by one unit for each request.
+
+        Args:
+            chances: of drafts that were accepted by chance; tokens that were drawn so are judged by steps.
+        """
         judged, twins = Judged(), Float32Twins(self._oracle.model)
         for request in workload.requests:
             result = trace.results.get(request.request_id)
             if result is not None and result.token_ids:
                 asked = NewRequest(request.request_id, request.prompt, len(request.prompt), request.sampling)
                 scored = self._oracle.score(asked, result.token_ids)
-                _tally(judged, trace, request, result, scored, twins.bounds(asked, scored))
+                drawn = chances if request.sampling.temperature > 0 else None
+                _tally(judged, trace, request, result, scored, twins.bounds(asked, scored), drawn)
+                if drawn is not None:
+                    judged.findings += _by_chance(asked, result, drawn)
             progress.advance()
         return judged
 
@@ -161,6 +169,7 @@ def _tally(
     result: RequestResult,
     scored: tuple[ScoredToken, ...],
     bounds: tuple[TokenBound, ...],
+    chances: Chances | None,
 ) -> None:
     wrong: list[ScoredToken] = []
     inexact: list[tuple[ScoredToken, float, float]] = []
@@ -173,7 +182,7 @@ def _tally(
         error = abs(logprob - token.logprob)
         judged.largest_error = max(judged.largest_error, error)
         judged.largest_ratio = max(judged.largest_ratio, error / bound.logprob_error)
-        if wrong_tie or bound.judgement is Judgement.WRONG:
+        if chances is None and (wrong_tie or bound.judgement is Judgement.WRONG):
             wrong.append(token)
         # Written so that a NaN is inexact too.
         if not error <= bound.logprob_error:
@@ -182,6 +191,22 @@ def _tally(
         judged.findings.append(_token_finding(trace, request, wrong))
     if inexact:
         judged.findings.append(_logprob_finding(trace, request, inexact))
+
+
+def _by_chance(asked: NewRequest, result: RequestResult, chances: Chances) -> Iterator[Finding]:
+    """What steps with drafts emitted and should not have."""
+    if chances.judge is None:
+        return
+    emissions = chances.emissions.get(asked.request_id, ())
+    for text in chances.judge.judge(asked, result.token_ids, emissions, chances.way).failures:
+        yield Finding(
+            code="MRV302",
+            verdict=Verdict.VIOLATION,
+            soundness=Soundness.SOUND,
+            title=text,
+            evidence={"request": asked.request_id, "verification": chances.way},
+            remedy="look at what each draft was drawn from, at the chance of its acceptance, and at what replaces it",
+        )
 
 
 def _token_finding(trace: Trace, request: WorkloadRequest, wrong: list[ScoredToken]) -> Finding:

@@ -109,7 +109,12 @@ def _check_needs(features: tuple[str, ...], target: RunnerTarget) -> None:
         CheckError: another one is not among the features.
     """
     for name in set(features) & set(target.knobs):
-        lacking = [other for other in target.knobs[name].needs if other not in features]
+        needs = target.knobs[name].needs
+        lacking = [
+            other
+            for other, values in needs.items()
+            if other not in features and other in target.knobs and target.knobs[other].values[0] not in values
+        ]
         if lacking:
             raise CheckError(
                 f"--features {name}",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mrv2.checks.findings import JSON
+from mrv2.fuzz.workload import Emission
 from mrv2.refrunner.api import NewRequest
 from mrv2.refrunner.oracle.grammar import GrammarOracle
 from mrv2.refrunner.oracle.llama import LlamaOracle
@@ -29,19 +30,6 @@ LEAST_ERROR, SAFETY = 1e-3, 16.0
 def by_chance(settings: Mapping[str, JSON]) -> bool:
     """Whether a runner with these settings accepts drafts by chance, where a request has a temperature."""
     return settings.get("verification", EQUAL) != EQUAL
-
-
-@dataclass(frozen=True)
-class Emission:
-    """What a step gave a request.
-
-    Attributes:
-        drafts: that it verified.
-        token_ids: accepted drafts, then one more.
-    """
-
-    drafts: int
-    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -136,9 +124,7 @@ def _difference(place: str, emission: Emission, wanted: Emitted) -> str:
     )
 
 
-def impossible(
-    asked: NewRequest, scored: Sequence[ScoredToken], rounding: Rounding
-) -> Iterator[str]:
+def impossible(asked: NewRequest, scored: Sequence[ScoredToken], rounding: Rounding) -> Iterator[str]:
     """Tokens that no draw of the request can give, however its drafts were drawn.
 
     Args:

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mrv2.fuzz.feature_sets.chance import ChanceJudge, Emission, impossible
-from mrv2.fuzz.workload import Trace, Workload, WorkloadRequest
+from mrv2.checks.findings import JSON
+from mrv2.fuzz.feature_sets.chance import ChanceJudge, by_chance, impossible
+from mrv2.fuzz.targets.protocols import DraftingTarget, RunnerTarget
+from mrv2.fuzz.workload import Emission, Trace, Workload, WorkloadRequest
 from mrv2.refrunner.api import NewRequest, TokenLogprobs
 from mrv2.refrunner.models.checkpoint import Checkpoint, load_checkpoint
 from mrv2.refrunner.models.tokenizer import load_tokenizer
@@ -50,10 +52,26 @@ class Tally:
 
 @dataclass(frozen=True)
 class _Row:
-    """What the oracle knows of one distribution, float64 [V] each: log-probabilities and how far float32 may be off."""
+    """What is reported of one distribution, float64 [V] each: the oracle's values, and how far float32 may be off."""
 
-    logprobs: NDArray[np.float64]
+    values: NDArray[np.float64]
     errors: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Values:
+    """What reports of a request are about: log-probabilities, or logits, and the rounding of its sequence."""
+
+    rounding: Rounding
+    logits: bool
+
+    def row(self, position: int) -> _Row:
+        """Those that the token at a position comes from."""
+        logits: NDArray[np.float64] = self.rounding.exact.logits[position - 1].numpy()
+        if self.logits:
+            return _Row(logits, np.full(len(logits), float(self.rounding.logit_bounds[position - 1])))
+        bound = float(self.rounding.logprob_bounds[position - 1])
+        return _Row(log_softmax(logits), bound + log_softmax_errors(logits))
 
 
 @dataclass(frozen=True)
@@ -92,6 +110,8 @@ class Judge:
         reports: Mapping[str, Sequence[TokenLogprobs]],
         prompts: Mapping[str, Sequence[TokenLogprobs | None]],
         chances: Chances | None = None,
+        *,
+        logits: bool = False,
     ) -> Tally:
         """Judge every request that got an answer.
 
@@ -99,6 +119,7 @@ class Judge:
             reports: on the drawn tokens, by request; those drawn after its end may follow.
             prompts: on the tokens of prompts, by request.
             chances: of drafts that were accepted by chance; None if each token is the one that comes without drafts.
+            logits: what is reported as a log-probability is a logit (``RunnerConfig.logprobs_mode="raw_logits"``).
         """
         tally, whole = Tally(), whole_prompts(workload, trace)
         for request in workload.requests:
@@ -109,21 +130,22 @@ class Judge:
             asked = NewRequest(request.request_id, prompt, len(prompt), request.sampling)
             rounding = self._measured((*prompt, *result.token_ids[:-1]))
             drawn = chances if request.sampling.temperature > 0 else None
-            self._tokens(tally, asked, rounding, result.token_ids, result.logprobs, drawn)
-            self._reports(tally, asked, rounding, result.token_ids, reports.get(request.request_id, ()))
-            self._prompt(tally, asked, rounding, prompts.get(request.request_id, ()))
+            values = _Values(rounding, logits)
+            self._tokens(tally, asked, values, result.token_ids, result.logprobs, drawn)
+            self._reports(tally, asked, values, result.token_ids, reports.get(request.request_id, ()))
+            self._prompt(tally, asked, values, prompts.get(request.request_id, ()))
         return tally
 
     def _tokens(
         self,
         tally: Tally,
         asked: NewRequest,
-        rounding: Rounding,
+        values: _Values,
         tokens: Sequence[int],
         logprobs: Sequence[float],
         chances: Chances | None,
     ) -> None:
-        every = self._oracle.score(asked, tokens)
+        every, rounding = self._oracle.score(asked, tokens), values.rounding
         for scored, observed in zip(every, logprobs, strict=True):
             bound = bound_token(scored, asked.sampling, rounding, self._oracle.model.config.vocab_size)
             place = f"request {asked.request_id}, position {scored.position}"
@@ -132,7 +154,11 @@ class Judge:
                 tally.near_ties += bound.judgement is Judgement.NEAR_TIE
                 if bound.judgement is Judgement.WRONG:
                     tally.failures.append(f"{place}: token {scored.observed} is not the oracle's {scored.choice}")
-            _compare(tally, f"{place}: log-probability", observed, scored.logprob, bound.logprob_error)
+            if values.logits:
+                error = float(rounding.logit_bounds[scored.position - 1])
+                _compare(tally, f"{place}: logit", observed, scored.logits[1], error)
+            else:
+                _compare(tally, f"{place}: log-probability", observed, scored.logprob, bound.logprob_error)
         if chances is not None:
             tally.failures += impossible(asked, every, rounding)
             _judge_steps(tally, asked, tokens, chances)
@@ -141,7 +167,7 @@ class Judge:
         self,
         tally: Tally,
         asked: NewRequest,
-        rounding: Rounding,
+        values: _Values,
         tokens: Sequence[int],
         reports: Sequence[TokenLogprobs],
     ) -> None:
@@ -151,10 +177,10 @@ class Judge:
             tally.failures.append(f"request {asked.request_id}: {len(reports)} reports on {len(tokens)} tokens")
         for index, (token, report) in enumerate(zip(tokens, reports, strict=False)):
             position = asked.prompt_len + index
-            _compare_report(tally, asked, position, _row(rounding, position), token, report, sampling.logprobs)
+            _compare_report(tally, asked, position, values.row(position), token, report, sampling.logprobs)
 
     def _prompt(
-        self, tally: Tally, asked: NewRequest, rounding: Rounding, reports: Sequence[TokenLogprobs | None]
+        self, tally: Tally, asked: NewRequest, values: _Values, reports: Sequence[TokenLogprobs | None]
     ) -> None:
         count = asked.sampling.prompt_logprobs
         if len(reports) != (0 if count is None else asked.prompt_len) or (reports and reports[0] is not None):
@@ -164,7 +190,20 @@ class Judge:
                 tally.failures.append(f"request {asked.request_id}: no report on the prompt's token {position}")
                 continue
             token = asked.token_ids[position]
-            _compare_report(tally, asked, position, _row(rounding, position), token, report, count)
+            _compare_report(tally, asked, position, values.row(position), token, report, count)
+
+
+def chances_of(target: RunnerTarget, model: str, settings: Mapping[str, JSON], trace: Trace) -> Chances | None:
+    """How drafts were accepted in a trace of a target, if that was by chance.
+
+    Args:
+        settings: what the runner was built with.
+    """
+    if not by_chance(settings):
+        return None
+    draft = target.draft_model(settings) if isinstance(target, DraftingTarget) else None
+    judge = None if draft is None else chance_judge_of(model, draft, bool(settings.get("grammars")))
+    return Chances(str(settings["verification"]), trace.emissions, judge)
 
 
 def _judge_steps(tally: Tally, asked: NewRequest, tokens: Sequence[int], chances: Chances) -> None:
@@ -213,12 +252,6 @@ def _before(request: WorkloadRequest, whole: Mapping[str, tuple[int, ...]], trac
     return (*whole[earlier], *(result.token_ids if result else ()))
 
 
-def _row(rounding: Rounding, position: int) -> _Row:
-    """The distribution that the token at a position comes from."""
-    logits: NDArray[np.float64] = rounding.exact.logits[position - 1].numpy()
-    return _Row(log_softmax(logits), float(rounding.logprob_bounds[position - 1]) + log_softmax_errors(logits))
-
-
 def _compare(tally: Tally, what: str, observed: float, expected: float, bound: float) -> None:
     error = abs(observed - expected)
     tally.largest_ratio = max(tally.largest_ratio, float(error / bound))
@@ -234,14 +267,14 @@ def _compare_report(
     pairs = [(token, report.value), *zip(report.token_ids, report.values, strict=True)]
     pairs += zip(asked.sampling.logprob_token_ids, report.fixed, strict=True)
     for other, value in pairs:
-        _compare(tally, f"{place}: reported value of token {other},", value, row.logprobs[other], row.errors[other])
+        _compare(tally, f"{place}: reported value of token {other},", value, row.values[other], row.errors[other])
     faults = (*_rank_faults(row, token, report.rank), *_choice_faults(row, report, count))
     tally.failures += [f"{place}: {fault}" for fault in faults]
 
 
 def _rank_faults(row: _Row, token: int, rank: int) -> Iterator[str]:
     """A token whose distance is within the errors may count as larger or not."""
-    distance, slack = row.logprobs - row.logprobs[token], row.errors + row.errors[token]
+    distance, slack = row.values - row.values[token], row.errors + row.errors[token]
     least, most = int((distance > slack).sum()), int((distance >= -slack).sum()) - 1
     if not least <= rank - 1 <= most:
         yield f"rank {rank} of token {token} is not in {least + 1}..{most + 1}"
@@ -249,7 +282,7 @@ def _rank_faults(row: _Row, token: int, rank: int) -> Iterator[str]:
 
 def _choice_faults(row: _Row, report: TokenLogprobs, count: int | None) -> Iterator[str]:
     """The likeliest tokens: as many as asked for, in order, and none left out."""
-    size = len(row.logprobs)
+    size = len(row.values)
     if count == -1:
         if report.token_ids != tuple(range(size)):
             yield "the whole vocabulary is not reported in order"
@@ -260,6 +293,6 @@ def _choice_faults(row: _Row, report: TokenLogprobs, count: int | None) -> Itera
         yield f"the likeliest tokens are not in order: {report.values}"
     chosen = list(report.token_ids)
     if chosen:
-        others = np.delete(row.logprobs - row.errors, chosen).max(initial=-np.inf)
-        if others > (row.logprobs + row.errors)[chosen].min():
+        others = np.delete(row.values - row.errors, chosen).max(initial=-np.inf)
+        if others > (row.values + row.errors)[chosen].min():
             yield f"a likelier token than one of {report.token_ids} is left out"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from mrv2.checks.findings import Finding
 from mrv2.fuzz.targets.protocols import Runner
 from mrv2.refrunner.api import Handle, LogitsFault, Step, StepOutput, TokenLogprobs
-
-from .chance import Emission
 
 
 class RecordingRunner:
@@ -22,7 +20,6 @@ class RecordingRunner:
         reports: on drawn tokens, by request.
         prompts: on tokens of prompts, by request.
         faults: of logits, by request.
-        emissions: what each step gave, by request.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -30,13 +27,12 @@ class RecordingRunner:
         self.reports: dict[str, list[TokenLogprobs]] = {}
         self.prompts: dict[str, tuple[TokenLogprobs | None, ...]] = {}
         self.faults: dict[str, tuple[LogitsFault, ...]] = {}
-        self.emissions: dict[str, list[Emission]] = {}
         self._preempted: list[str] = []
 
     def execute(self, step: Step) -> Handle:
         """See :class:`Runner`."""
         self._preempted += step.preempted
-        return _Noted(self._runner.execute(step), self, len(self._preempted), step.drafts)
+        return _Noted(self._runner.execute(step), self, len(self._preempted))
 
     def drop(self, request_id: str) -> None:
         """The scheduler has preempted a request, and drops what it has in flight."""
@@ -50,17 +46,13 @@ class RecordingRunner:
         """See :class:`Runner`."""
         self._runner.close()
 
-    def note(self, output: StepOutput, preemptions: int, drafts: Mapping[str, int]) -> None:
-        """Add what an output holds.
+    def note(self, output: StepOutput, preemptions: int) -> None:
+        """Add what an output holds beside tokens and their log-probabilities.
 
         Args:
             preemptions: that had been told when its step was executed.
-            drafts: that its step verified.
         """
         dropped = set(self._preempted[preemptions:])
-        for name, tokens in output.token_ids.items():
-            if name not in dropped and isinstance(tokens, Sequence):  # whoever takes the output says if it is none
-                self.emissions.setdefault(name, []).append(Emission(drafts.get(name, 0), tuple(tokens)))
         for name, reports in output.top_logprobs.items():
             if name not in dropped:
                 self.reports.setdefault(name, []).extend(reports)
@@ -69,17 +61,14 @@ class RecordingRunner:
 
 
 class _Noted:
-    def __init__(
-        self, handle: Handle, recorder: RecordingRunner, preemptions: int, drafts: Mapping[str, int]
-    ) -> None:
+    def __init__(self, handle: Handle, recorder: RecordingRunner, preemptions: int) -> None:
         self._handle = handle
         self._recorder = recorder
         self._preemptions = preemptions
-        self._drafts = drafts
 
     def result(self) -> StepOutput:
         output = self._handle.result()
-        self._recorder.note(output, self._preemptions, self._drafts)
+        self._recorder.note(output, self._preemptions)
         return output
 
 

@@ -50,7 +50,7 @@ class Knob:
     needs: Mapping[str, tuple[JSON, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     def fits(self, settings: Mapping[str, JSON]) -> bool:
-        """Whether it means anything beside these settings; one that is not among them is as by default."""
+        """Whether it means anything beside these settings, defaults among them."""
         return all(settings.get(name) in values for name, values in self.needs.items())
 
 

@@ -33,6 +33,20 @@ TINY_DRAFTS: Mapping[JSON, str] = {"draft": "tiny-draft", "eagle": "tiny-eagle"}
 DRAFTERS = ("ngram", "draft", "eagle")
 
 
+#: Fields of ``RunnerConfig``, or values of one, that no campaign draws, and why.
+NOT_DRAWN: Mapping[str, str] = {
+    "device": "the schedule of a case says it: the plain CPU, the virtual device, or a real one in `on_gpu`",
+    "steps_in_flight": "of the engine; the script has its own, and drives the runner without an engine",
+    "dtype": "the bounds of the oracle are those of float32; `tests/refrunner/test_model_runner.py` and "
+    "`test_llama_model.py` have the others",
+    "memory_fraction": "replaces the number of blocks by a measured one, which the scheduler of a script cannot know; "
+    "an exercise of `mrv2 mutants` has it",
+    "logprobs_mode=processed_logprobs": "near the line of a filter a rounding decides what a value is relative to",
+    "logprobs_mode=processed_logits": "likewise, for the likeliest tokens; both are tested in "
+    "`tests/refrunner/test_logprob_reports.py`",
+}  # fmt: skip
+
+
 class ReferenceTarget:
     """Builds reference runners from one package, the real one or a mutated copy of it.
 
@@ -47,7 +61,16 @@ class ReferenceTarget:
         "pad_to": Knob((1, 4, 8), "pad the batch to a multiple, as captured graphs need"),
         "attention": Knob(("torch", "triton"), "the reference, or paged attention in Triton", often=True),
         "graph_mode": Knob(("eager", "piecewise", "full"), "how much of a step is replayed from graphs"),
-        "prompt_tokens": Knob(("staged", "uva"), "prompts copied to the device, or read in pinned memory"),
+        "graph_sizes": Knob(
+            ((), (1,), (1, 3)), "lanes of the graphs", needs={"graph_mode": ("piecewise", "full")}, often=True
+        ),
+        "logprobs_mode": Knob(("raw_logprobs", "raw_logits"), "what a log-probability that is reported is"),
+        "prompt_tokens": Knob(
+            ("staged", "uva"),
+            "prompts copied to the device, or read in pinned memory",
+            often=True,
+            needs={"speculation": ("none",)},
+        ),
         "staged_writes": Knob(("copied", "in_place"), "writes copied to the device, or read in pinned memory"),
         "prefix_caching": Knob((False, True), "reuse the keys and values of equal prefixes"),
         "zero_new_blocks": Knob((False, True), "fill a block with zeros before a request gets it"),
@@ -57,8 +80,10 @@ class ReferenceTarget:
         "speculation": Knob(("none", *DRAFTERS), "who proposes drafts, which change no token"),
         "num_drafts": Knob((3, 1, 6), "drafts for each request and step", needs={"speculation": DRAFTERS}),
         "verification": Knob(
-            ("equal", "token", "block"), "how drafts are accepted; by chance, which changes what is drawn, if not equal",
-            often=True, needs={"speculation": DRAFTERS[1:]},
+            ("equal", "token", "block"),
+            "how drafts are accepted; by chance, which changes what is drawn, if not equal",
+            often=True,
+            needs={"speculation": DRAFTERS[1:]},
         ),
         "grammars": Knob((False, True), "memory for masks, so that requests may carry a grammar", often=True),
     }
@@ -86,7 +111,11 @@ class ReferenceTarget:
     def build(self, config: Mapping[str, JSON]) -> ReferenceRunner:
         """Load the model (once per target) and allocate a runner."""
         reference = str(config["model"])
-        settings = {name: value for name, value in config.items() if name not in ("model", "draft_model")}
+        settings = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in config.items()
+            if name not in ("model", "draft_model")
+        }
         runner_config = self._module("config").RunnerConfig(**settings)
         checkpoint = self._checkpoint(reference)
         draft = config.get("draft_model") or (TINY_DRAFTS.get(runner_config.speculation) if "tiny" in reference else "")

@@ -8,7 +8,7 @@ from mrv2.checks import triton_cpu
 from mrv2.checks.findings import RunVerdict
 from mrv2.ci.stages import races, sync
 from mrv2.ci.stages.base import Budget
-from mrv2.ci.stages.further import BOTH, GRAMMARS, NGRAMS, PROPOSERS, further_workloads, unexercised_further
+from mrv2.ci.stages.further import BOTH, CHANCES, GRAMMARS, NGRAMS, PROPOSERS, further_workloads, unexercised_further
 from mrv2.fuzz.mutants import mutant
 from mrv2.fuzz.mutants.further import FURTHER_EDGES, FURTHER_WAITS
 from mrv2.fuzz.mutants.grammar import EDGES as MASK_EDGES
@@ -76,8 +76,8 @@ def test_a_hidden_wait_fails_the_stage(short, fault, progress):
 @pytest.mark.parametrize(
     ("features", "knobs", "names"),
     [
-        (ReferenceTarget.features, ReferenceTarget.knobs, [*PROPOSERS, GRAMMARS, BOTH]),
-        (frozenset(), ReferenceTarget.knobs, [*PROPOSERS, NGRAMS]),
+        (ReferenceTarget.features, ReferenceTarget.knobs, [*PROPOSERS, *CHANCES, GRAMMARS, BOTH]),
+        (frozenset(), ReferenceTarget.knobs, [*PROPOSERS, *CHANCES, NGRAMS]),
         (ReferenceTarget.features, {}, [GRAMMARS]),
         (frozenset(), {}, []),
     ],

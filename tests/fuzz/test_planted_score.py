@@ -13,7 +13,7 @@ OPTIONS = score.Options
 
 @pytest.fixture(autouse=True)
 def _small_cases(monkeypatch):
-    monkeypatch.setattr(score, "Options", lambda target, cases: OPTIONS(target, cases=cases, schedule="cpu", rules=6))
+    monkeypatch.setattr(score, "Options", lambda target, **given: OPTIONS(target, schedule="cpu", rules=6, **given))
 
 
 def test_a_fault_is_found_and_its_test_tells_it_from_the_runner():

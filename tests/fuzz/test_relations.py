@@ -1,7 +1,11 @@
 """Relations of scripts: a runner that is right keeps them, and a fault that only they can see is told."""
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import torch
+
+from mrv2.checks.virtual.schedules import Schedule
 from mrv2.fuzz.case import run_case
 from mrv2.fuzz.relations import RELATIONS, Relation, differences, possible
 from mrv2.fuzz.script import Abort, Advance, Arrive, Collect, Preempt, Script
@@ -35,7 +39,8 @@ EVENTS = (
 
 @pytest.mark.parametrize("name", RELATIONS)
 def test_every_relation_has_something_to_change_and_holds(name):
-    script = Script(EVENTS, SETTINGS, relation=name)
+    schedule = Schedule("starve:1") if name == "an idle device" else None
+    script = Script(EVENTS, SETTINGS, schedule=schedule, relation=name)
     others = RELATIONS[name].others(script)
     assert others and all(other.script != script for other in others)
     assert sorted(base for other in others for base in other.names.values()) == ["r0", "r1", "r2", "r3"]
@@ -55,6 +60,48 @@ def test_a_runner_that_depends_on_its_size_is_found():
     script = Script((Arrive((3,) * 20, SamplingParams(max_tokens=6)),), SETTINGS, relation="a request at a time")
     assert run_case(Unsteady(), Script(script.events, SETTINGS)).failures == ()
     assert run_case(Unsteady(), script).failures
+
+
+class Hasty:
+    """A runner whose requests prefer a token where its device is behind."""
+
+    name, features, knobs = "hasty", frozenset(), {}
+
+    def build(self, config):
+        torch.zeros(1, device="cuda").add_(1)
+        event = torch.cuda.Event()
+        event.record()
+        behind = not event.query()  # at startup the runner waits
+        runner = TARGET.build(config)
+        execute = runner.execute
+
+        def biased(request):
+            return replace(request, sampling=replace(request.sampling, logit_bias=((5, 4.0),) if behind else ()))
+
+        runner.execute = lambda step: execute(replace(step, new=tuple(map(biased, step.new))))
+        return runner
+
+
+def test_a_runner_whose_tokens_depend_on_how_far_the_device_is_is_found():
+    """With a head nobody knows which tokens are right, and those that it draws may all be drawn."""
+    events = (Arrive((3,) * 20, SamplingParams(temperature=0.8, seed=5, max_tokens=9)),)
+    settings = {**SETTINGS, "speculation": "eagle", "verification": "token", "attention": "triton"}
+    script = Script(events, settings, schedule=Schedule("late"))
+    for other in (script, replace(script, schedule=Schedule("early"), relation="an idle device")):
+        assert run_case(Hasty(), other).failures == ()
+    (failure,) = run_case(Hasty(), replace(script, relation="an idle device")).failures
+    assert failure.text.startswith("relation 'an idle device': request r0: tokens")
+
+
+def test_what_is_accepted_by_chance_is_compared_where_nothing_rounds_otherwise():
+    """Drawn tokens of another batch may rightly be other ones; those of greedy requests may not."""
+    settings = {**SETTINGS, "speculation": "draft", "verification": "token", "attention": "triton"}
+    events = (Arrive((4,) * 5, SamplingParams(temperature=0.8, seed=5, max_tokens=6)), Arrive((9,)))
+    for name in ("no drafts", "poison on for off"):
+        assert run_case(TARGET, Script(events, settings, relation=name)).failures == ()
+    (without,) = RELATIONS["no drafts"].others(Script(events, settings))
+    both = [run_case(TARGET, script).results for script in (Script(events, settings), without.script)]
+    assert [text.split(":")[0] for text in differences(*both, RELATIONS["no drafts"], 0)] == ["request r0"]
 
 
 def test_tokens_that_differ_are_told_and_near_ties_are_not():
