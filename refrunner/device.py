@@ -90,11 +90,10 @@ class Device:
         been given by then (``free`` in torch's ``ATen/core/CachingHostAllocator.h``). So an element of its own, behind
         the others, is copied once, and nobody has to outlive the kernels.
         """
-        if not self.asynchronous:
-            return self.pinned_empty(size, dtype)
-        memory = self.pinned_empty(size + 1, dtype)
-        memory[size:] = 0
-        torch.empty(1, dtype=dtype, device=self.torch_device).copy_(memory[size:], non_blocking=True)
+        memory = self.pinned_empty(size + int(self.asynchronous), dtype)
+        if self.asynchronous:
+            memory[size:] = 0
+            torch.empty(1, dtype=dtype, device=self.torch_device).copy_(memory[size:], non_blocking=True)
         return memory[:size]
 
     def record_event(self) -> Event:
@@ -113,11 +112,15 @@ class Device:
         or the whole result, before the event has passed does not hand their memory to a later step (vLLM pull
         request 29623 is what happens otherwise).
 
+        Args:
+            sources: that nobody writes any more, as the copies may still be running. On the CPU they are their own
+                copies.
+
         Returns:
             the host tensors, and the event after which they hold the values.
         """
         if self.copy_stream is None:
-            return tuple(source.clone() for source in sources), PassedEvent()
+            return sources, PassedEvent()
         self.copy_stream.wait_stream(torch.cuda.current_stream(self.torch_device))
         for source in sources:
             source.record_stream(self.copy_stream)

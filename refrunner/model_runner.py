@@ -143,12 +143,12 @@ class ModelRunner:
     def _capture(self) -> None:
         """Phase capture: load every kernel, then record the graphs. Neither changes the state of a request.
 
-        The first use of a kernel that is not loaded waits for the whole device. On the CPU nothing waits anyway.
+        The first use of a kernel that is not loaded waits for the whole device. On the CPU nothing waits anyway. Nor
+        does the host wait for the trial batch: nobody reads what it computes, and the main stream orders the rest.
         """
         if self._device.asynchronous:
             with fresh_memory(self.config.poison):
                 self._run_padding(largest_shape(self.config))
-                self._device.synchronize()
                 self._graphs.capture(self._builder, self._pad)
                 if self._proposer is not None:
                     self._proposer.capture(self._pad(BatchShape(1, 1)), self._states)

@@ -64,8 +64,8 @@ class PinnedRing:
     """
 
     def __init__(self, device: Device, *, read_in_place: bool = False) -> None:
-        self._allocate_pinned = device.pinned_read_in_place if read_in_place else device.pinned_empty
         self._device = device
+        self._read_in_place = read_in_place
         self._slots: list[_Slot] = []
 
     @property
@@ -114,7 +114,9 @@ class PinnedRing:
 
     def _allocate(self, size: int) -> Tensor:
         rounded = max(SMALLEST_SLOT, 1 << (size - 1).bit_length())
-        return self._allocate_pinned(rounded, torch.uint8)
+        if self._read_in_place:
+            return self._device.pinned_read_in_place(rounded, torch.uint8)
+        return self._device.pinned_empty(rounded, torch.uint8)
 
 
 @dataclass(frozen=True)

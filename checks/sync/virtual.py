@@ -50,6 +50,20 @@ def install(watch: Watch) -> Hook:
     return hook
 
 
+def staging_taken(runtime: Runtime) -> Callable[[], None]:
+    """A hook: others hold the driver's staging memory, so each upload from pageable or gapped memory waits for it.
+
+    A few small uploads never fill it, and whether it is full is not the program's to say: that such an upload is there
+    shows only so.
+    """
+    runtime.copies.staging_taken = True
+
+    def undo() -> None:
+        runtime.copies.staging_taken = False
+
+    return undo
+
+
 @dataclass(frozen=True)
 class Trap:
     """A virtual device with a watch of its hot paths.

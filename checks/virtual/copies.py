@@ -26,9 +26,14 @@ if TYPE_CHECKING:
 
 
 class Copies:
-    """Uploads, downloads, and the conversions that imply them."""
+    """Uploads, downloads, and the conversions that imply them.
+
+    Attributes:
+        staging_taken: whether others hold all of the driver's staging memory, which every stream and library shares.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
+        self.staging_taken = False
         self._runtime = runtime
         self._staged: deque[tuple[PendingOperation, int]] = deque()
         self._staged_bytes = 0
@@ -147,7 +152,8 @@ class Copies:
     def _upload_staged(self, target: Face, source: Tensor, layout: Layout, rule: CopyRule) -> PendingOperation:
         """The bytes are taken before the call returns; no space for them makes the host wait, which orders nothing."""
         self._runtime.host_access(layout.ranges(source.data_ptr()), write=False, name="aten.copy_")
-        never_fits, full = staging_waits(0, layout.nbytes), self._make_room(layout.nbytes)
+        never_fits = staging_waits(0, layout.nbytes)
+        full = self._make_room(layout.nbytes) or self.staging_taken
         if rule.waits is Waits.OVER_BUDGET and (never_fits or full):
             certainty = Certainty.WAITED if never_fits else Certainty.DEPENDS
             self._runtime.host_waits(WaitKind.UPLOAD, "aten.copy_", layout.nbytes, certainty)

@@ -13,7 +13,7 @@ from mrv2.checks.memory import MemoryBoundError
 from mrv2.checks.report.identity import spot
 from mrv2.checks.sync.memory import MemoryWatch
 from mrv2.checks.sync.settings import Settings, find_settings
-from mrv2.checks.sync.virtual import install
+from mrv2.checks.sync.virtual import install, staging_taken
 from mrv2.checks.sync.watch import Watch
 from mrv2.checks.virtual.runs import run_program
 from mrv2.fuzz.programs import MODEL, RunnerProgram
@@ -147,7 +147,7 @@ def _drive(program: RunnerProgram, settings: Settings, schedule: str, name: str)
 def _on_virtual(program: RunnerProgram, settings: Settings, schedule: str, shown: str) -> _Drive:
     counted = Counting()
     with Watch(settings) as watch, MemoryWatch(settings.memory) as memory:
-        run = run_program(program, schedule, judge=counted, hooks=(install(watch), memory.hook()))
+        run = run_program(program, schedule, judge=counted, hooks=(install(watch), memory.hook(), staging_taken))
     waits = (*watch.findings, *memory.findings)
     return _Drive(shown, run.error, counted.enqueued.total(), program.trace, watch, memory, waits)
 

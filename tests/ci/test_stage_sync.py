@@ -16,7 +16,7 @@ from mrv2.ci.stages import sync
 from mrv2.ci.stages.base import Budget
 from mrv2.ci.stages.further import further_workloads
 from mrv2.ci.stages.sync import NEEDED, SCHEDULES, Sync
-from mrv2.fuzz.mutants import WAITING, mutant
+from mrv2.fuzz.mutants import WAITING, Mutation, mutant
 from mrv2.fuzz.programs import random_workload
 from mrv2.fuzz.targets.baseline import BaselineTarget
 from mrv2.fuzz.targets.reference import ReferenceTarget
@@ -99,6 +99,21 @@ def test_each_hidden_wait_fails_the_stage(short, mutation, progress):
     assert finding.where[-1].function == "ModelRunner.execute" and finding.step is not None
     assert finding.evidence["schedules"] == list(SCHEDULES)
     assert finding.remedy and is_json(result)
+
+
+def test_slots_of_pageable_memory_are_suspicious_however_little_a_step_uploads(short, progress):
+    pageable = Mutation(
+        "slots_are_pageable",
+        "staging.py",
+        "        return self._device.pinned_empty(rounded, torch.uint8)\n",
+        "        return self._device.pinned_empty(rounded, torch.uint8).clone()\n",
+        "the ring's slots are ordinary memory, from which an upload waits when the driver's staging memory is full",
+    )
+    with mutant(pageable) as target:
+        result = Sync().run(target, Budget(), progress)
+    assert result.verdict is RunVerdict.SUSPICIOUS
+    (finding,) = result.findings
+    assert (finding.code, finding.where[0].function) == ("MRV102", "PinnedRing.upload")
 
 
 def test_the_project_names_the_hot_paths_of_other_targets(short, project, progress):

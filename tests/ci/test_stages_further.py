@@ -27,8 +27,8 @@ CODE_OF = {
     "drafts_downloaded_before_they_are_listed": "MRV204",
     "proposals_on_a_stream_of_their_own": "MRV204",
 }
-# A runner synchronises at startup, behind whatever its memory was made with. ``TokenMasks`` on its own needs the edge,
-# and ``test_grammar_in_runner.py`` shows it.
+# The upload for the trial batch waits for the device, behind whatever the runner's memory was made with. ``TokenMasks``
+# on its own needs the edge, and ``test_grammar_in_runner.py`` shows it.
 EQUIVALENT = {"mask_uploaded_before_its_memory_is_made"}
 WAIT_OF = {
     "acceptance_read_in_the_step": "MRV101",

@@ -60,7 +60,11 @@ def _compiled():
 
 
 def rows_change_hands(runner):
-    """One row, a new owner in every step, and nobody waits: the tokens drawn, at the end."""
+    """One row, a new owner in every step: the tokens drawn.
+
+    Nobody waits but once, so that a step meets a device that has nothing to do: an event that is recorded ahead of what
+    it is to cover has passed there already, and behind pending work it has not, whatever it covers.
+    """
     handles = []
     for index in range(6):
         tokens = tuple(range(10 * index, 10 * index + 5))
@@ -70,6 +74,7 @@ def rows_change_hands(runner):
         handles.append(runner.execute(Step(leaving, new=new, scheduled={f"r{index}": 5}, new_blocks=blocks)))
         if index == 3:
             handles.append(runner.execute(Step(scheduled={f"r{index}": 1})))
+            handles[-1].result()
     return [handle.result().token_ids for handle in handles]
 
 

@@ -19,7 +19,7 @@ from mrv2.checks.happens_before import HappensBefore, Record, Recorder, Tee
 from mrv2.checks.happens_before.records import Allocates, Frees
 from mrv2.checks.libraries import portable
 from mrv2.checks.sync.settings import Settings
-from mrv2.checks.sync.virtual import install
+from mrv2.checks.sync.virtual import install, staging_taken
 from mrv2.checks.sync.watch import Watch
 from mrv2.checks.virtual.memory import POISON
 from mrv2.checks.virtual.runs import plain, run_program
@@ -122,7 +122,7 @@ def drive(
     judge = HappensBefore()
     sink = Tee(judge, Recorder(records.append)) if record else judge
     with Watch(settings) as watch:
-        run = run_program(program, schedule, judge=sink, poison=poison, hooks=(install(watch),))
+        run = run_program(program, schedule, judge=sink, poison=poison, hooks=(install(watch), staging_taken))
     waits = [finding for finding in watch.findings if finding.code != _FULL_QUEUE]
     found = (*map(portable, judge.findings), *waits)
     return Drive(

@@ -18,7 +18,7 @@ from mrv2.checks.semantics import LAUNCH_QUEUE_ENTRIES, PAGEABLE_STAGING_LIMIT
 from mrv2.checks.sync.called import name_of
 from mrv2.checks.sync.rules import KINDS, rule_of
 from mrv2.checks.sync.settings import settings_from
-from mrv2.checks.sync.virtual import install, sync_trap
+from mrv2.checks.sync.virtual import install, staging_taken, sync_trap
 from mrv2.checks.sync.waits import Cause, WaitKind
 from mrv2.checks.sync.watch import Watch
 from mrv2.checks.virtual import register_op, virtual_device
@@ -236,6 +236,41 @@ def test_uploads_over_the_staging_budget_may_wait():
     (finding,) = trapped(upload, "late")
     assert (finding.code, finding.verdict, finding.evidence["bytes"]) == ("MRV102", Verdict.SUSPECT, 1 << 20)
     assert trapped(upload, "early") == []  # there the device keeps up
+
+
+STAGED = {
+    "a few pageable bytes": lambda b: b.x.copy_(torch.zeros(8), non_blocking=True),
+    "to, of them": lambda b: torch.zeros(8).to("cuda", non_blocking=True),
+    "a gapped pinned view": lambda b: b.p[:, :2].to("cuda", non_blocking=True),
+}
+NOT_STAGED = {
+    "pinned memory": lambda b: b.p.to("cuda", non_blocking=True),
+    "a slice of it": lambda b: b.x.copy_(b.p[0:2].view(8), non_blocking=True),
+    "on the device": lambda b: b.x.copy_(b.number.expand(8), non_blocking=True),
+    "download into pinned memory": lambda b: b.p[0].copy_(b.x[:4], non_blocking=True),
+}
+
+
+def trapped_where_staging_is_taken(call, schedule):
+    with Watch(settings_from({})) as watch, virtual_device(schedule, hooks=(install(watch), staging_taken)) as device:
+        bench = Bench()
+        torch.cuda.synchronize()
+        with hot_path("decode"):
+            call(bench)
+    assert not device.runtime.copies.staging_taken
+    return [(finding.code, finding.verdict) for finding in watch.findings]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", STAGED)
+def test_an_upload_that_needs_staging_may_wait_however_small(name, schedule):
+    assert trapped_where_staging_is_taken(STAGED[name], schedule) == [("MRV102", Verdict.SUSPECT)]
+    assert trapped(STAGED[name], schedule) == []  # nobody else is there, and it fits
+
+
+@pytest.mark.parametrize("name", NOT_STAGED)
+def test_what_needs_no_staging_does_not_wait_for_it(name):
+    assert trapped_where_staging_is_taken(NOT_STAGED[name], "late") == []
 
 
 def test_a_full_launch_queue_is_one_suspicion_whatever_line_meets_it():
