@@ -216,11 +216,13 @@ def _lines(state: State, seconds: float | None) -> list[str]:
     since = f", last new {time.time() - progress.newest:.0f} s ago" if progress.newest else ""
     died = f", {state.deaths} died" if state.deaths else ""
     speed = f"{counts['steps'] / busy:.0f} steps a second and core"
+    damaged = screen.count(progress.damaged, "damaged line")
     return [
-        f"{state.seconds:.0f}{of} s, {screen.count(state.workers, 'worker')}{died}",
+        f"{state.seconds:.0f}{of} s, {screen.count(state.workers or state.most_workers, 'worker')}{died}",
         f"{counts['cases']} cases, {counts['steps']} steps, {counts['virtual_steps']} on the virtual device; {speed}",
         f"{len(progress.meetings)} meetings of features, events and schedules{since}",
         screen.count(len(state.findings), "finding"),
+        *([f"{damaged} in the folder of the workers, not counted"] if progress.damaged else []),
     ]
 
 
@@ -241,6 +243,9 @@ def _print(console: Console, db: Path, state: State, verdict: RunVerdict, interr
         screen.line(console, f"  {db / 'findings' / case.file_name}: {how}, seen in {screen.count(hits, 'case')}")
         for text in str(case.as_json()["test"]).splitlines():
             screen.line(console, f"    {text}")
+    for case in state.killed:
+        again = "tried again in a process of its own" if case.minimised else "not tried again yet"
+        screen.line(console, f"{case.text}, {again}: {db / 'killed' / case.file_name}")
     for line in _lines(state, None):
         screen.line(console, line)
     refused = state.progress.counts["refused"]
@@ -257,6 +262,8 @@ def _as_report(target: str, state: State, verdict: RunVerdict) -> Report:
         "target": target,
         **{name: counts[name] for name in sorted(counts)},
         "meetings": len(state.progress.meetings),
+        "damaged lines": state.progress.damaged,
+        "killed in a case": len(state.killed),
         "engine overhead": round(state.progress.overhead, 4),
     }
     findings = tuple(ReportedFinding(as_finding(case)) for case in state.findings)

@@ -19,6 +19,7 @@ from .fuzz import as_finding
 if TYPE_CHECKING:
     from mrv2.fuzz.campaign.findings import FoundCase
     from mrv2.fuzz.case import Failure
+    from mrv2.fuzz.targets.protocols import RunnerTarget
 
 
 def is_finding(path: Path) -> bool:
@@ -38,20 +39,30 @@ def replay_finding(console: Console, path: Path, times: int) -> tuple[Report, Ru
         InputError: the target cannot be found.
     """
     from mrv2.fuzz.campaign.findings import read_found_case
-    from mrv2.fuzz.case import run_case
 
     from .targets import importable, resolve_target
 
     found = read_found_case(path)
     with importable(Path.cwd()):
         target = resolve_target(found.target)
-        runs = [run_case(target, found.script).failures for _ in range(times)]
+        runs = [_failures(target, found) for _ in range(times)]
     same = all(failures and failures[0].signature == found.cause for failures in runs)
     verdict = RunVerdict.PASS if same else RunVerdict.FAIL
     _print(console, found, runs, verdict)
     metrics: dict[str, JSON] = {"target": found.target, "signature": found.signature, "seen": _seen(runs)}
     findings = (ReportedFinding(as_finding(found)),)
     return Report("replay", describe(), verdict, findings=findings, metrics=metrics), verdict
+
+
+def _failures(target: RunnerTarget, found: FoundCase) -> tuple[Failure, ...]:
+    """What goes wrong; a case that ended its process is run in a copy of this one."""
+    from mrv2.fuzz.campaign.deaths import death_of, is_death
+    from mrv2.fuzz.case import Failure, run_case
+
+    if not is_death(found.cause):
+        return run_case(target, found.script).failures
+    death = death_of(lambda: run_case(target, found.script))
+    return () if death is None else (Failure(death, f"the process died: {death}", 3),)
 
 
 def _seen(runs: list[tuple[Failure, ...]]) -> list[JSON]:

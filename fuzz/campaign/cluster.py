@@ -24,7 +24,7 @@ from .driver import POLL_SECONDS, CampaignDriver, State, claim
 from .findings import FindingStore, read_found_case
 from .options import Options
 from .progress import ProgressLog, ProgressReader
-from .worker import FINDINGS, WORKERS
+from .worker import FINDINGS, KILLED, WORKERS
 
 LOCAL = "local"
 #: Rounds of a shift, and as many times ten cases: a minute or two, which is what a lost machine costs.
@@ -41,11 +41,13 @@ class Shift:
 
     Attributes:
         findings: the content of their files.
+        killed: likewise, of cases in which a process was killed.
         lines: of progress.
         deaths: of workers.
     """
 
     findings: tuple[str, ...]
+    killed: tuple[str, ...]
     lines: tuple[str, ...]
     deaths: int
 
@@ -72,9 +74,10 @@ def work(options: str, known: Sequence[str], command: Command, stopped: Callable
 
         with suppress(KeyboardInterrupt):  # what there is by then is handed back
             driver.run(None, watch)
-        findings = tuple(json.dumps(case.as_json()) for case in FindingStore(folder / FINDINGS).all())
+        stores = FindingStore(folder / FINDINGS), FindingStore(folder / KILLED)
+        findings, killed = (tuple(json.dumps(case.as_json()) for case in store.all()) for store in stores)
         lines = [line for path in (folder / WORKERS).glob("*.jsonl") for line in path.read_text().splitlines(True)]
-        return Shift(findings, tuple(line for line in lines if line.endswith("\n")), driver.state().deaths)
+        return Shift(findings, killed, tuple(line for line in lines if line.endswith("\n")), driver.state().deaths)
 
 
 class ClusterDriver:
@@ -98,6 +101,7 @@ class ClusterDriver:
         self._command = command
         self._address = address
         self._store = FindingStore(folder / FINDINGS)
+        self._killed = FindingStore(folder / KILLED)
         claim(folder, options)
         self._log = ProgressLog(folder / WORKERS, 0)
         self._progress = ProgressReader(folder / WORKERS)
@@ -130,7 +134,9 @@ class ClusterDriver:
     def state(self) -> State:
         """What the folder holds now."""
         findings = tuple(self._store.all())
-        return State(self._progress.read(), findings, len(self._running), self._deaths, time.monotonic() - self._began)
+        killed, seconds = tuple(self._killed.all()), time.monotonic() - self._began
+        running = len(self._running)
+        return State(self._progress.read(), findings, killed, running, self._workers, self._deaths, seconds)
 
     def _work(self, shift: Any, stop: Any, seconds: float | None, watch: Callable[[State], None]) -> None:
         cases = self._options.cases
@@ -168,9 +174,10 @@ class ClusterDriver:
     def _keep(self, shift: Shift) -> None:
         """Findings first: what is counted is on the disk."""
         arrived = self._folder / f"{WORKERS}/arrived.json"
-        for content in shift.findings:
-            arrived.write_text(content, encoding="utf-8")
-            self._store.add(read_found_case(arrived))
+        for store, contents in ((self._store, shift.findings), (self._killed, shift.killed)):
+            for content in contents:
+                arrived.write_text(content, encoding="utf-8")
+                store.add(read_found_case(arrived))
         arrived.unlink(missing_ok=True)
         for line in shift.lines:
             self._log.write(json.loads(line))

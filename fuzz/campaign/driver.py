@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -10,18 +11,19 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
 from mrv2.checks.errors import CheckError
-from mrv2.fuzz.script import script_from_json
+from mrv2.fuzz.script import Script, script_as_json, script_from_json
 
+from .deaths import death_by, told
 from .durable import write_durably
 from .findings import FindingStore, FoundCase
 from .options import Options
 from .progress import Progress, ProgressReader
-from .worker import FINDINGS, HANG, WORKERS, case_at_hand, crash_by
+from .worker import FINDINGS, HANG, KILLED, WORKERS, case_at_hand
 
 POLL_SECONDS = 0.2
 #: A worker that dies so often without having finished a case will not get better.
@@ -30,7 +32,7 @@ CAMPAIGN = "campaign.json"
 #: A case of a small runner takes a second; one that takes so long will never end.
 HANG_SECONDS = 600.0
 #: Signals that are sent from outside, and say nothing about the target.
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -40,14 +42,19 @@ class State:
     Attributes:
         progress: sums over all workers that ever were.
         findings: all.
+        killed: cases in which a process was killed, by the kernel for want of memory or by somebody. Those that kill
+            again are findings, too.
         workers: that run now.
+        most_workers: that were to run at once.
         deaths: workers that ended without having been told to, in this run of the driver.
         seconds: of this run.
     """
 
     progress: Progress
     findings: tuple[FoundCase, ...]
+    killed: tuple[FoundCase, ...]
     workers: int
+    most_workers: int
     deaths: int
     seconds: float
 
@@ -57,6 +64,7 @@ class _Process:
     number: int
     process: subprocess.Popen[str]
     errors: IO[str]
+    life: int
     deaths: int = 0
     cases_before: int = 0
     case_began: float = field(default_factory=time.monotonic)
@@ -91,6 +99,7 @@ class CampaignDriver:
         self._options = options
         self._command = command
         self._store = FindingStore(folder / FINDINGS)
+        self._killed = FindingStore(folder / KILLED)
         self._progress = ProgressReader(folder / WORKERS)
         self._count = workers
         self._hang_seconds = hang_seconds
@@ -127,10 +136,16 @@ class CampaignDriver:
         """What the folder holds now."""
         alive = sum(one.process.poll() is None for one in self._processes)
         return State(
-            self._progress.read(), tuple(self._store.all()), alive, self._deaths, time.monotonic() - self._began
+            self._progress.read(),
+            tuple(self._store.all()),
+            tuple(self._killed.all()),
+            alive,
+            self._count,
+            self._deaths,
+            time.monotonic() - self._began,
         )
 
-    def _start(self, number: int) -> _Process:
+    def _start(self, number: int, life: int = 0) -> _Process:
         # Not in the campaign's folder, whose disk may be what is full.
         errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - lives as long as it
         process = subprocess.Popen(
@@ -146,8 +161,8 @@ class CampaignDriver:
         # Which process must live, since it may be gone before the worker can ask who its parent is.
         # One that died at once reads nothing; that it died is seen soon enough.
         with suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(f"{self._options.as_json()}\n{os.getpid()}\n")
-        return _Process(number, process, errors)
+            process.stdin.write(f"{replace(self._options, life=life).as_json()}\n{os.getpid()}\n")
+        return _Process(number, process, errors, life)
 
     def _alive(self) -> bool:
         """Whether work goes on; starts those workers again that died.
@@ -157,17 +172,15 @@ class CampaignDriver:
         """
         for index, one in enumerate(self._processes):
             if one.process.poll() is None and self._hangs(one):
-                self._keep_current(one, HANG, f"it did not end within {self._hang_seconds:g} seconds")
-                one.process.kill()
-                one.process.wait()
+                self._keep_hang(one)
             code = one.process.poll()
-            if code is None or code == 0:
+            if code is None or (code == 0 and self._at_hand(one) is None):
                 continue
             self._deaths += 1
             self._died(one, code)
             self._current(one).unlink(missing_ok=True)
             one.errors.close()
-            again = self._start(one.number)
+            again = self._start(one.number, one.life + 1)
             again.deaths, again.cases_before = one.deaths, one.cases_before
             self._processes[index] = again
         return any(one.process.poll() is None for one in self._processes)
@@ -191,35 +204,60 @@ class CampaignDriver:
         Raises:
             CheckError: it died too often, or refuses to work.
         """
-        if code > 0:
+        at_hand = self._at_hand(one)
+        if code > 0 and at_hand is None:
             raise _refused(_last_words(one))
-        self._keep_crash(one, code)
+        self._keep_death(one, code)
         cases = self._progress.read().counts["cases"]
-        one.deaths = one.deaths + 1 if cases == one.cases_before else 1
+        worked = cases > one.cases_before or (at_hand is not None and at_hand[0] > 1)
+        one.deaths = 1 if worked else one.deaths + 1
         one.cases_before = cases
         if one.deaths >= DEATHS_IN_A_ROW:
             raise CheckError(
                 f"worker {one.number} of the campaign",
-                f"it must stay alive, and was ended by {signal.Signals(-code).name} {DEATHS_IN_A_ROW} times in a row",
+                f"it must stay alive, and died {DEATHS_IN_A_ROW} times in a row in its first case or before it; "
+                f"the last of them was a {death_by(code)}",
                 "what did not run has not been tried",
                 "fewer workers, if memory was short; else the target alone, with --workers 1 and --schedule cpu",
             )
 
-    def _keep_crash(self, one: _Process, code: int) -> None:
-        """If a signal that nobody sent from outside ended a worker, the script that was running is a finding."""
-        if code < 0 and -code not in _FROM_OUTSIDE:
-            name = signal.Signals(-code).name
-            self._keep_current(one, crash_by(name), f"the process was ended by {name} while this ran")
-
-    def _keep_current(self, one: _Process, signature: str, text: str) -> None:
-        """The script that was running when a signal of the processor's or of libc's ended the process, or for ever."""
+    def _at_hand(self, one: _Process) -> tuple[int, Script] | None:
+        """The number and the script of the case that a process runs, or ran when it ended; None if there was none."""
         try:
-            script = script_from_json(json.loads(self._current(one).read_text(encoding="utf-8")))
-        except (OSError, ValueError, CheckError):
+            content = json.loads(self._current(one).read_text(encoding="utf-8"))
+            return int(content.pop("case")), script_from_json(content)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, CheckError):
+            return None
+
+    def _keep_death(self, one: _Process, code: int) -> None:
+        """The case in which a process ended is a finding; if it was killed, only if it is so again.
+
+        That is seen by the worker that comes after it, in a copy of itself; whoever dies of that tells it, too.
+        """
+        at_hand = self._at_hand(one)
+        if at_hand is None or -code in _FROM_OUTSIDE:
             return
-        # Whoever tried to make smaller what never ends would not end either.
-        never_ends = signature == HANG
-        self._store.add(FoundCase(self._options.target, signature, text, script, script, 3, signature, never_ends))
+        number, script = at_hand
+        found = self._case(death_by(code), told(code, number), script)
+        if code != -signal.SIGKILL:
+            self._store.add(found)
+            return
+        which = hashlib.sha256(json.dumps(script_as_json(script)).encode()).hexdigest()[:16]
+        if not self._killed.add(replace(found, signature=f"{found.signature} in {which}")):
+            self._store.add(replace(found, text=f"{found.text}, and again"))
+
+    def _case(self, signature: str, text: str, script: Script, minimised: bool = False) -> FoundCase:
+        return FoundCase(self._options.target, signature, text, script, script, 3, signature, minimised)
+
+    def _keep_hang(self, one: _Process) -> None:
+        """The script that runs for ever is a finding; its process ends, and all that it started."""
+        at_hand = self._at_hand(one)
+        if at_hand is not None:
+            # Whoever tried to make smaller what never ends would not end either.
+            text = f"it did not end within {self._hang_seconds:g} seconds"
+            self._store.add(self._case(HANG, text, at_hand[1], minimised=True))
+        self._current(one).unlink(missing_ok=True)  # we end it, not the case
+        _end(one)
 
     def _stop(self) -> None:
         """Tell all workers to finish the case at hand, and wait for them, but not for ever."""
@@ -231,9 +269,9 @@ class CampaignDriver:
             try:
                 one.process.wait(max(deadline - time.monotonic(), 0.0))
             except subprocess.TimeoutExpired:
-                one.process.kill()
-                one.process.wait()
-            self._keep_crash(one, one.process.returncode)  # the case at hand may have been its last
+                self._current(one).unlink(missing_ok=True)
+                _end(one)
+            self._keep_death(one, one.process.returncode)  # the case at hand may have been its last
             self._current(one).unlink(missing_ok=True)  # one that was killed leaves it
             one.errors.close()
 
@@ -274,6 +312,13 @@ def claim(folder: Path, options: Options) -> None:
                 "another folder for each target",
             )
     write_durably(path, {"campaign": 1, "options": json.loads(options.as_json())})
+
+
+def _end(one: _Process) -> None:
+    """End a process, and those that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(one.process.pid, signal.SIGKILL)
+    one.process.wait()
 
 
 def _last_words(one: _Process) -> str:

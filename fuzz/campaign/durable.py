@@ -38,21 +38,20 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def read_lines(path: Path, start: int = 0) -> tuple[list[dict[str, JSON]], int]:
-    """The objects of a file of JSON lines from a byte on, and the byte behind the last whole line.
+def read_lines(path: Path, start: int = 0) -> tuple[list[JSON], int]:
+    """The values of a file of JSON lines from a byte on, and the byte behind the last whole line.
 
-    A last line that was cut off by a crash is none, nor is what follows a line that is no JSON.
+    A last line that was cut off by a crash is none yet; a whole line that is no JSON is None.
     """
-    found: list[dict[str, JSON]] = []
+    found: list[JSON] = []
     with path.open("rb") as file:
         file.seek(start)
         for line in file:
-            try:
-                content = json.loads(line) if line.endswith(b"\n") else None
-            except ValueError:
-                content = None
-            if not isinstance(content, dict):
+            if not line.endswith(b"\n"):
                 break
-            found.append(content)
+            try:
+                found.append(json.loads(line))
+            except (ValueError, RecursionError):
+                found.append(None)
             start += len(line)
     return found, start

@@ -33,6 +33,7 @@ class Options:
         rules: events of a case at most.
         examples: where Hypothesis keeps its examples, see ``corpus``; empty for the campaign's folder.
         first_round: number of a worker's first round; equal seeds, workers and rounds draw equal cases.
+        life: how often the worker died before; each life draws other cases, or it would die of the same one again.
     """
 
     target: str
@@ -45,6 +46,7 @@ class Options:
     rules: int = 30
     examples: str = ""
     first_round: int = 0
+    life: int = 0
 
     def as_json(self) -> str:
         """One line."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from mrv2.checks.findings import JSON
 
@@ -29,6 +31,7 @@ class Progress:
         states: how often something rare happened, see ``CaseOutcome.counts``.
         hits: cases by the signature of a failure that they showed.
         environments: versions that workers ran with, each as JSON.
+        damaged: lines that are not what a worker writes, and are not counted.
         newest: ``time.time()`` when something was last seen for the first time; 0 before that.
     """
 
@@ -39,10 +42,17 @@ class Progress:
     states: Counter[str] = field(default_factory=Counter)
     hits: Counter[str] = field(default_factory=Counter)
     environments: set[str] = field(default_factory=set)
+    damaged: int = 0
     newest: float = 0.0
 
-    def add(self, line: dict[str, Any]) -> None:
-        """Add what a line tells."""
+    def add(self, line: object) -> None:
+        """Add what a line tells; one that is damaged is counted as such, and tells nothing."""
+        if _is_sound(line):
+            self._add(line)
+        else:
+            self.damaged += 1
+
+    def _add(self, line: Mapping[str, Any]) -> None:
         self.counts.update({name: int(line.get(name, 0)) for name in COUNTS})
         for name in TIMES:
             self.seconds[name] += line.get(name, 0.0)
@@ -60,6 +70,26 @@ class Progress:
         """Share of the workers' time that the target, the device and the oracles did not take."""
         total = self.seconds["cpu_seconds"]
         return 1 - self.seconds["case_seconds"] / total if total else 0.0
+
+
+def _is_sound(line: object) -> TypeGuard[Mapping[str, Any]]:
+    """Whether a line has the types that workers write."""
+    if not isinstance(line, dict):
+        return False
+    numbers = [line.get(name, 0) for name in (*TIMES, "time")]
+    meetings, counts = line.get("meetings", []), [line.get(name, {}) for name in ("traits", "states", "hits")]
+    return (
+        all(_is_count(line.get(name, 0)) for name in COUNTS)
+        and all(isinstance(number, int | float) and 0 <= number < math.inf for number in numbers)
+        and isinstance(meetings, list)
+        and all(isinstance(name, str) for name in meetings)
+        and all(isinstance(each, dict) and all(map(_is_count, each.values())) for each in counts)
+        and isinstance(line.get("environment", {}), dict)
+    )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 class ProgressReader:

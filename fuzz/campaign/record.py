@@ -54,6 +54,7 @@ def record(folders: Sequence[Path], commit: str) -> dict[str, JSON]:
         "seeds": sorted({each.seed for each in options}),
         "models": sorted({name for each in options for name in each.models}),
         **counts,
+        "damaged_lines": total.damaged,
         "cpu_seconds": round(total.seconds["cpu_seconds"], 1),
         "steps_a_cpu_second": round(counts["steps"] / max(total.seconds["cpu_seconds"], 1e-9), 1),
         "engine_overhead": round(total.overhead, 4),
@@ -69,6 +70,7 @@ def _add(total: Progress, part: Progress) -> None:
         getattr(total, name).update(getattr(part, name))
     total.meetings.update(part.meetings)
     total.environments.update(part.environments)
+    total.damaged += part.damaged
 
 
 def main(arguments: Iterable[str] | None = None) -> int:

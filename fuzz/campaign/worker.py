@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import hashlib
 import json
 import os
 import signal
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -34,6 +32,7 @@ from mrv2.fuzz.targets.protocols import RunnerTarget
 
 from .corpus import corpus
 from .coverage import meetings, traits
+from .deaths import death_of, is_death
 from .findings import FindingStore, FoundCase
 from .options import Options
 from .progress import ProgressLog
@@ -43,10 +42,9 @@ from .progress import ProgressLog
 ROUNDS_TO_A_CLIMB, ROUNDS_A_CLIMB_IS_LONG = 20, 10
 #: Cases between two lines of progress; a killed worker loses the count of so many, and no finding.
 CASES_A_LINE = 10
-FINDINGS, WORKERS, EXAMPLES = "findings", "workers", "examples"
+FINDINGS, WORKERS, EXAMPLES, KILLED = "findings", "workers", "examples", "killed"
 #: Signature of a case that did not end.
 HANG = "hang"
-_CRASH = "crash "
 _NOT_REPEATED = "not repeated: the same script went wrong once and not again"
 
 
@@ -62,15 +60,6 @@ def _phases(number: int) -> list[Phase]:
     return [Phase.reuse, Phase.generate, Phase.target] if _climbs(number) else [Phase.generate]
 
 
-def crash_by(name: str) -> str:
-    """Signature of a case that a signal ended, with its whole process.
-
-    Args:
-        name: of the signal.
-    """
-    return f"{_CRASH}{name}"
-
-
 def case_at_hand(folder: Path, number: int, process: int) -> Path:
     """Where a worker writes the script that it runs; its process is in the name, or one could be blamed for another's.
 
@@ -80,24 +69,6 @@ def case_at_hand(folder: Path, number: int, process: int) -> Path:
         process: that it is; several of one number may be in a folder, of two drivers, or one whose driver was killed.
     """
     return folder / WORKERS / f"{number}-{process}.current.json"
-
-
-_CRASH_SIGNALS = (
-    signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS,
-)  # fmt: skip
-#: Of cases that can only be run in a process of their own.
-_CRASHES = frozenset(crash_by(number.name) for number in _CRASH_SIGNALS)
-
-
-def _die_quietly() -> None:
-    """Let this process, a copy that is expected to crash, end at once.
-
-    Handlers that it inherits, of faulthandler or of a compiler that some library brings, would write down a stack that
-    nobody asked for, one in a hundred; walking it can take minutes.
-    """
-    faulthandler.disable()
-    for number in _CRASH_SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
 
 
 class Stopped(KeyboardInterrupt):
@@ -123,12 +94,14 @@ class Worker:
         self._folder = folder
         self._number = number
         self._store = FindingStore(folder / FINDINGS)
+        self._killed = FindingStore(folder / KILLED)
         self._log = ProgressLog(folder / WORKERS, number)
         self._current = case_at_hand(folder, number, os.getpid())
         self._environment = environment()
         self._seen: set[str] = set()
         self._minimised: set[str] = set()
         self._stop = False
+        self._cases = 0
         self._parent = os.getppid() if parent is None else parent
         self._examples = corpus(options.examples or str(folder / EXAMPLES))
         self._machine = self._make_machine()
@@ -151,8 +124,8 @@ class Worker:
             except Stopped:
                 pass
             finally:
+                self._current.unlink(missing_ok=True)  # first: what is raised below is no case's fault
                 self._write_line()
-                self._current.unlink(missing_ok=True)
 
     @contextmanager
     def _stoppable(self) -> Iterator[None]:
@@ -168,9 +141,13 @@ class Worker:
 
     def _round(self, number: int, cases: int) -> None:
         """One call of Hypothesis; at most one kind of failure is minimised in it."""
+        for case in self._killed.all():
+            if not case.minimised:
+                self._try_again(case)
         found = self._store.all()
         self._minimised = {name for case in found if case.minimised for name in (case.signature, case.cause)}
-        text = f"{self._options.seed}/{self._number}/{number}/{os.getpid() if self._options.cases is None else ''}"
+        life = os.getpid() if self._options.cases is None else self._options.life or ""
+        text = f"{self._options.seed}/{self._number}/{number}/{life}"
         machine = seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]))(self._machine)
         chosen = settings(
             max_examples=cases,
@@ -205,8 +182,8 @@ class Worker:
             What was left out may be what a request needs; then the target is right to refuse it.
             """
             nonlocal seen
-            if case.signature in _CRASHES:
-                return self._ends_a_process(script) == case.signature
+            if is_death(case.signature):
+                return self._death(script) == case.signature
             with suppress(Refused):
                 for failure in self._case(script).failures[:1]:
                     nearer = failure.distance < case.distance and not failure.refusal
@@ -223,21 +200,28 @@ class Worker:
             self._store.add(replace(case, script=script, text=seen.text, cause=seen.signature, minimised=True))
         self._minimised |= {case.signature, seen.signature}
 
-    def _ends_a_process(self, script: Script) -> str | None:
-        """The signature of a case that ends a process by a signal, run in a copy of this one; None if it does not."""
+    def _death(self, script: Script) -> str | None:
+        """The signature of a case that ends its process, run in a copy of this one; None if it does not."""
+        self._go_on_with(script)
+        return death_of(lambda: run_case(self._target, script))
+
+    def _try_again(self, case: FoundCase) -> None:
+        """See whether a case in which somebody killed the process is what did it; tried once, whatever happens."""
+        self._killed.add(replace(case, minimised=True))
+        death = self._death(case.script)
+        if death is not None:
+            self._store.add(replace(case, signature=death, cause=death, text=f"{case.text}, and again"))
+
+    def _go_on_with(self, script: Script) -> None:
+        """Write down what is run next, in case it ends the process.
+
+        Raises:
+            Stopped: see ``run``.
+        """
         if self._stop or os.getppid() != self._parent:
             raise Stopped
-        with warnings.catch_warnings():
-            # Threads of torch would be missing in the copy; with one core a worker there are none that work.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            child = os.fork()
-        if child == 0:
-            _die_quietly()
-            with suppress(BaseException):
-                run_case(self._target, script)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        return crash_by(signal.Signals(os.WTERMSIG(status)).name) if os.WIFSIGNALED(status) else None
+        content: dict[str, JSON] = {"case": self._cases + 1, **script_as_json(script)}
+        self._current.write_text(json.dumps(content), encoding="utf-8")
 
     def _make_machine(self) -> type[RunnerMachine]:
         worker, options = self, self._options
@@ -264,9 +248,7 @@ class Worker:
             Refused: the target refuses its settings.
             Stopped: see ``run``.
         """
-        if self._stop or os.getppid() != self._parent:
-            raise Stopped
-        self._current.write_text(json.dumps(script_as_json(script)), encoding="utf-8")
+        self._go_on_with(script)
         begin = time.process_time()
         try:
             outcome = run_case(self._target, script)
@@ -274,6 +256,7 @@ class Worker:
             self._count["refused"] += 1
             raise
         finally:
+            self._cases += 1
             self._case_seconds += time.process_time() - begin
         self._note(script, outcome)
         return outcome

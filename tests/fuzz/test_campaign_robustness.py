@@ -119,12 +119,6 @@ def _may_mount(folder):
     return subprocess.run(_small_disk(folder, ["true"]), capture_output=True, check=False).returncode == 0
 
 
-def _may_mount(folder):
-    if shutil.which("unshare") is None:
-        return False
-    return subprocess.run(_small_disk(folder, ["true"]), capture_output=True, check=False).returncode == 0
-
-
 def test_a_full_disk_holds_whole_files_only(tmp_path):
     if not _may_mount(tmp_path):
         pytest.skip("this machine does not allow file systems of one's own")
@@ -166,7 +160,7 @@ def test_a_campaign_in_a_folder_that_is_none_is_refused(tmp_path):
 
 _HANDLED = """
 import faulthandler, os, signal, sys
-from mrv2.fuzz.campaign import worker
+from mrv2.fuzz.campaign import deaths
 signal.signal(signal.SIGSEGV, lambda number, frame: None)  # a library's handler, below that of faulthandler
 faulthandler.enable()
 {}
@@ -175,7 +169,7 @@ os.kill(os.getpid(), signal.SIGSEGV)
 
 
 @pytest.mark.parametrize(
-    ("prepared", "code"), [("worker._die_quietly()", -signal.SIGSEGV), ("faulthandler.disable()", 0)]
+    ("prepared", "code"), [("deaths._die_quietly()", -signal.SIGSEGV), ("faulthandler.disable()", 0)]
 )
 def test_a_copy_that_crashes_ends_whatever_handlers_it_inherited(prepared, code):
     assert subprocess.run([sys.executable, "-c", _HANDLED.format(prepared)], check=False).returncode == code

@@ -1,10 +1,7 @@
 """Machines, the shrinker, and campaigns whose processes and disks fail."""
 
 import json
-import os
-import signal
 import sys
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -20,12 +17,12 @@ from mrv2.fuzz.campaign.findings import FindingStore, FoundCase, read_found_case
 from mrv2.fuzz.campaign.options import Options, check_features
 from mrv2.fuzz.campaign.progress import ProgressLog, ProgressReader
 from mrv2.fuzz.campaign.record import main, record
-from mrv2.fuzz.campaign.worker import Worker, case_at_hand
+from mrv2.fuzz.campaign.worker import Worker
 from mrv2.fuzz.case import CaseOutcome, Failure, run_case
 from mrv2.fuzz.feature_sets.judge import Tally
 from mrv2.fuzz.grammars import STOP
 from mrv2.fuzz.machine import RARE, FuzzFailure, RunnerMachine, machine_of
-from mrv2.fuzz.script import KINDS, Abort, Advance, Arrive, Preempt, Script, Skip, script_as_json
+from mrv2.fuzz.script import KINDS, Abort, Advance, Arrive, Preempt, Script, Skip
 from mrv2.fuzz.shrink import Shrinker
 from mrv2.fuzz.strategies import GRAMMAR_CHOICES, decisions
 from mrv2.fuzz.targets.protocols import Feature
@@ -250,6 +247,35 @@ def test_a_torn_line_of_progress_costs_only_itself(tmp_path):
     )
 
 
+DAMAGED = [
+    "no JSON",
+    "7",
+    "null",
+    '{"cases": "three"}',
+    '{"cases": -1}',
+    '{"cases": true}',
+    '{"cpu_seconds": null}',
+    '{"time": NaN}',
+    '{"meetings": "top_k"}',
+    '{"meetings": [7]}',
+    '{"hits": ["wrong"]}',
+    '{"traits": {"top_k": 1.5}}',
+    '{"environment": "torch"}',
+]
+
+
+@pytest.mark.parametrize("line", DAMAGED)
+def test_a_damaged_line_is_not_counted_and_told(tmp_path, line):
+    log = ProgressLog(tmp_path, 0)
+    log.write({"cases": 2, "steps": 4})
+    (path,) = tmp_path.glob("*.jsonl")
+    with path.open("a") as file:
+        file.write(f"{line}\n")
+    log.write({"cases": 3})
+    progress = ProgressReader(tmp_path).read()
+    assert (progress.counts["cases"], progress.counts["steps"], progress.damaged) == (5, 4, 1)
+
+
 def test_progress_is_read_on_where_it_ended(tmp_path):
     log, reader = ProgressLog(tmp_path, 0), ProgressReader(tmp_path)
     log.write({"cases": 2})
@@ -335,108 +361,6 @@ def test_another_target_does_not_continue_a_campaign(tmp_path):
     CampaignDriver(tmp_path, Options("refrunner"), 1, lambda number: ["true"])
     with pytest.raises(CheckError, match="another folder for each target"):
         CampaignDriver(tmp_path, Options("my_engine:target"), 1, lambda number: ["true"])
-
-
-# A process in the place of a worker: writes down a finding, and is ended by a signal the first two times. It imports
-# nothing of ours, which would take seconds each time.
-_WORKER = """
-import os, shutil, signal, sys
-from pathlib import Path
-folder, made = Path(sys.argv[1]), Path(sys.argv[2])
-shutil.copy(made / "current.json", folder / "workers" / f"0-{os.getpid()}.current.json")
-for path in (made / "findings").iterdir():
-    shutil.copy(path, folder / "findings")
-(folder / "workers" / f"0-{os.getpid()}.jsonl").write_text('{"cases": 1, "steps": 1}\\n')
-runs = len(list((folder / "workers").glob("*.jsonl")))
-if runs <= 2:
-    os.kill(os.getpid(), [signal.SIGKILL, signal.SIGSEGV][runs - 1])
-"""
-
-
-def test_a_worker_that_is_killed_is_started_again_and_loses_nothing(tmp_path):
-    made, campaign = tmp_path / "made", tmp_path / "campaign"
-    FindingStore(made / "findings").add(found())
-    (made / "current.json").write_text(json.dumps(script_as_json(SMALL)))
-    command = [sys.executable, "-c", _WORKER, str(campaign), str(made)]
-    state = CampaignDriver(campaign, Options("refrunner"), 1, lambda number: command).run(None, lambda state: None)
-    assert state.deaths == 2 and state.workers == 0
-    # Whoever kills from outside says nothing about the target; a signal of the processor's does.
-    assert sorted(case.signature for case in state.findings) == ["crash SIGSEGV", "wrong"]
-    assert state.progress.counts["cases"] == 3
-
-
-_CRASHING = """
-import os, signal, sys
-from pathlib import Path
-folder, made, when = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-def crash(*_):
-    os.kill(os.getpid(), signal.SIGSEGV)
-if when == "while it stops":
-    signal.signal(signal.SIGTERM, crash)
-    (folder / "workers" / f"0-{os.getpid()}.current.json").write_bytes((made / "current.json").read_bytes())
-    signal.pause()
-if not (made / "crashed").exists():
-    (made / "crashed").touch()
-    crash()
-"""
-
-
-@pytest.mark.parametrize(("when", "found"), [("while it stops", [SMALL]), ("before its first case", [])])
-def test_a_crash_is_of_the_case_that_its_own_process_ran(tmp_path, when, found):
-    """The last one included, and not one that another process of the same number left behind."""
-    made, workers = tmp_path / "made", tmp_path / "campaign" / "workers"
-    made.mkdir()
-    workers.mkdir(parents=True)
-    (made / "current.json").write_text(json.dumps(script_as_json(SMALL)))
-    case_at_hand(workers.parent, 0, os.getpid()).write_text(json.dumps(script_as_json(BIG)))
-
-    def watch(state):
-        if len(list(workers.glob("*.current.json"))) > 1:
-            raise KeyboardInterrupt
-
-    command = [sys.executable, "-c", _CRASHING, str(workers.parent), str(made), when]
-    driver = CampaignDriver(workers.parent, Options("refrunner"), 1, lambda number: command)
-    with suppress(KeyboardInterrupt):
-        driver.run(None, watch)
-    findings = driver.state().findings
-    assert [case.script for case in findings] == found and all(case.signature == "crash SIGSEGV" for case in findings)
-    assert (made / "crashed").exists() or when == "while it stops"
-
-
-_HANGING = """
-import json, os, shutil, signal, sys
-from pathlib import Path
-folder, made = Path(sys.argv[1]), Path(sys.argv[2])
-if not (folder / "findings").joinpath(sys.argv[3]).exists():
-    shutil.copy(made / "current.json", folder / "workers" / f"0-{os.getpid()}.current.json")
-    signal.pause()
-"""
-
-
-def test_a_case_that_never_ends_is_a_finding(tmp_path):
-    made, campaign = tmp_path / "made", tmp_path / "campaign"
-    made.mkdir()
-    (made / "current.json").write_text(json.dumps(script_as_json(SMALL)))
-    command = [sys.executable, "-c", _HANGING, str(campaign), str(made), found(signature="hang").file_name]
-    driver = CampaignDriver(campaign, Options("refrunner"), 1, lambda number: command, hang_seconds=0.01)
-    state = driver.run(None, lambda state: None)
-    (case,) = state.findings
-    assert case.signature == "hang" and case.script == SMALL and "did not end within 0.01 seconds" in case.text
-    assert state.deaths == 1 and state.workers == 0
-
-
-def test_what_ends_the_process_is_made_small_in_processes_of_its_own(tmp_path, monkeypatch):
-    def judge(target, script):
-        if any(isinstance(event, Skip) for event in script.events):
-            os.kill(os.getpid(), signal.SIGSEGV)
-        return clean(script)
-
-    monkeypatch.setattr("mrv2.fuzz.campaign.worker.run_case", judge)
-    store = FindingStore(tmp_path / "findings")
-    store.add(found(BIG, "crash SIGSEGV"))
-    Worker(TARGET, Options("refrunner", cases=1, features=("top_k",)), tmp_path, 0)._minimise(store.all()[0])
-    (case,) = store.all()
-    assert case.minimised and case.script.events == (Skip(),) and case.original == BIG
 
 
 def test_campaigns_of_several_machines_add_up(tmp_path):
