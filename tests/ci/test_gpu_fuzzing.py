@@ -63,8 +63,20 @@ def test_a_session_writes_what_it_ran(monkeypatch, tmp_path):
     assert fuzzing.main([str(path), "--cases", "3"]) == 0
     written = json.loads(path.read_text())
     assert written["verdict"] == "pass" and written["cases"] >= 1 and written["failures"] == []
-    assert fuzzing.main([str(path), "--cases", "3", "--fault", "position_off_by_one"]) == 0, "a fault must be found"
-    assert json.loads(path.read_text())["failures"][0]["script"]["events"]
+    assert written["the case that nobody drew"] == {"streams parked": 1, "wrong": False}
+    for fault in ("position_off_by_one", "download_does_not_wait"):
+        assert fuzzing.main([str(path), "--cases", "3", "--fault", fault]) == 0, "a fault must be found"
+        written = json.loads(path.read_text())
+        assert written["the case that nobody drew"]["wrong"] and written["cases"] == len(written["failures"]) == 1
+
+
+def test_no_case_begins_when_time_is_over(monkeypatch, tmp_path):
+    monkeypatch.setattr(on_gpu, "race_recorder", recorder)
+    session = fuzzing.Session(ReferenceTarget(), seconds=-1)
+    with pytest.raises(fuzzing.Enough):
+        session.run(fuzzing.DIRECTED)
+    fuzzing.fuzz(session, ReferenceTarget(), 3, 0)
+    assert session.counts["cases"] == 0
 
 
 @pytest.mark.gpu
