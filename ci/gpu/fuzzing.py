@@ -3,9 +3,9 @@
 Usage: python -m mrv2.ci.gpu.fuzzing FILE [--cases N] [--seed N] [--fault NAME] [--seconds N]
 
 First comes one case that nobody drew: two plain requests, with the stream parked so often that whatever forgets to wait
-for it overtakes it. The others are drawn. FILE gets what was run and what was wrong as JSON. With ``--fault`` the target
-is the reference runner with a planted fault: something must be wrong, the first case that is so is the last, and the
-file says whether it was the directed one. The exit code is 0 if the outcome is the one that must be, else 1.
+for it overtakes it. The others are drawn. FILE gets what was run and what was wrong as JSON. With ``--fault`` the
+target is the reference runner with a planted fault: something must be wrong, the first case that is so is the last, and
+the file says whether it was the directed one. The exit code is 0 if the outcome is the one that must be, else 1.
 """
 
 from __future__ import annotations
