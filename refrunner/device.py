@@ -92,9 +92,12 @@ class Device:
         """
         memory = self.pinned_empty(size + int(self.asynchronous), dtype)
         if self.asynchronous:
-            memory[size:] = 0
-            torch.empty(1, dtype=dtype, device=self.torch_device).copy_(memory[size:], non_blocking=True)
+            self._tell_host_allocator(memory[size:].zero_())
         return memory[:size]
+
+    def _tell_host_allocator(self, spare: Tensor) -> None:
+        """The current stream uses the pinned memory that a part belongs to, which nobody writes any more."""
+        torch.empty_like(spare, device=self.torch_device).copy_(spare, non_blocking=True)
 
     def record_event(self) -> Event:
         """Mark the current end of the current stream's work."""

@@ -66,7 +66,7 @@ class Recorder:
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         return graph
 
-    def join(self, beside: Tensor | None) -> None:
+    def hand_over(self, beside: Tensor | None) -> None:
         """Let the current stream, on which replays will run, have what the captures made beside their graphs.
 
         It waits for its filling, and the allocator waits for it when the memory is dropped, since a runner may go while
@@ -124,7 +124,7 @@ class PiecewiseGraph:
             self._last = recorder.begin()
             self._hidden = forward(self._cut)
             self._last.capture_end()
-        recorder.join(self._attended)
+        recorder.hand_over(self._attended)
 
     def replay(self, attend: Attend) -> Tensor:
         """See :class:`CapturedForward`."""

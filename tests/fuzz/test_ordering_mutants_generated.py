@@ -107,6 +107,26 @@ def test_the_allocator_hears_nothing_or_of_the_wrong_stream():
     assert made(text, "swap the stream") == ['tokens.record_stream(__import__("torch").cuda.current_stream())']
 
 
+def test_an_allocator_hears_of_a_copy_to_memory_that_nobody_has():
+    text = "torch.empty(1, device=device).copy_(spare)"
+    assert operators(text) == [(Kind.KEPT, "delete")] and made(text, "delete") == ["None"]
+    assert not mutants("kept = torch.empty(1, device=device).copy_(spare, non_blocking=True)")
+    assert not mutants("self.table.copy_(spare, non_blocking=True)")
+
+
+def test_who_also_tells_the_allocator_is_taken_for_the_rest_that_he_does():
+    text = """
+        class Device:
+            def fresh(self, size):
+                memory = torch.empty(size, pin_memory=True)
+                torch.empty_like(memory, device=self.name).copy_(memory, non_blocking=True)
+                return memory
+            def step(self):
+                return self.fresh(3)
+    """
+    assert kinds(text)["self.fresh(3)"] is Kind.PINNED
+
+
 def test_pinned_memory_becomes_pageable_or_is_given_out_twice():
     text = """
         def buffer(self, size):

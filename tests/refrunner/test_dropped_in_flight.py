@@ -35,8 +35,8 @@ IN_PLACE = [way for way in WAYS if way["prompt_tokens"] == "uva" or way["staged_
 ALLOCATOR_NOT_TOLD = Mutation(
     "allocator_not_told",
     "device.py",
-    "            torch.empty(1, dtype=dtype, device=self.torch_device).copy_(memory[size:], non_blocking=True)\n",
-    "            pass\n",
+    "        torch.empty_like(spare, device=self.torch_device).copy_(spare, non_blocking=True)\n",
+    "",
     "the host allocator does not know the stream whose kernels read its memory in place",
 )
 BUFFER_NOT_RECORDED = Mutation(

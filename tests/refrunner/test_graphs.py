@@ -217,7 +217,7 @@ def test_a_capture_that_fails_leaves_its_error_and_a_stream_that_works(monkeypat
 
 def test_what_a_capture_enqueues_beside_its_graphs_is_waited_for(monkeypatch):
     """The negative control: without it the memory between the pieces is filled while a step may write it."""
-    monkeypatch.setattr(Recorder, "join", lambda recorder, beside: None)
+    monkeypatch.setattr(Recorder, "hand_over", lambda recorder, beside: None)
     with virtual_device() as device:
         runner = build(**MODES["piecewise"])
         runner.execute(entering("a", 2, 1))

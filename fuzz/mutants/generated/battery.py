@@ -36,6 +36,9 @@ OTHERS = "random:0,random:1,starve"
 OTHER_POISON = 0x7B
 #: In the place of a code: a ring of which no slot is ever free again is in no disorder, it grows as long as it runs.
 GROWTH = "growth"
+#: Likewise of a ring that forgets its slots: the allocator has them back when their readers have passed, so with steps
+#: in flight it has none to hand out, and asks the driver in every step.
+CHURN = "churn"
 MOST_GROWTH = 2
 #: How far the device is behind is the schedule's choice; see ``fuzz.case``.
 _FULL_QUEUE = "MRV108"
@@ -66,15 +69,22 @@ class Drive:
     @functools.cached_property
     def pinned(self) -> int:
         """Bytes of pinned memory that were alive at once at most, as far as records tell."""
-        blocks = {
-            one.block: one.size for one in self.records if isinstance(one, Allocates) and one.space is Space.PINNED
-        }
-        alive, peak = 0, 0
+        blocks, alive, peak = self._pinned_blocks, 0, 0
         for record in self.records:
             if isinstance(record, Allocates | Frees):
                 alive += blocks.get(record.block, 0) * (1 if isinstance(record, Allocates) else -1)
                 peak = max(peak, alive)
         return peak
+
+    @property
+    def pinned_in_all(self) -> int:
+        """Bytes of pinned memory that were allocated, likewise."""
+        return sum(self._pinned_blocks.values())
+
+    @functools.cached_property
+    def _pinned_blocks(self) -> dict[int, int]:
+        """Bytes of each block of pinned memory."""
+        return {one.block: one.size for one in self.records if isinstance(one, Allocates) and one.space is Space.PINNED}
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,7 @@ class Kill:
     """Why a mutant is not the original.
 
     Attributes:
-        code: of the finding: ``MRV307`` for a crash, ``MRV309`` for other tokens; ``GROWTH``, which is none.
+        code: of the finding: ``MRV307`` for a crash, ``MRV309`` for other tokens; ``GROWTH`` and ``CHURN`` are none.
         title: what was seen.
         exercise, schedule: where.
         certain: whether it is no mere suspicion.
@@ -223,6 +233,9 @@ def kill_of(known: Known, seen: Drive, schedule: Schedule) -> Kill | None:
     if seen.pinned > MOST_GROWTH * original.pinned:
         told = f"{seen.pinned} bytes of pinned memory at once, where the original has {original.pinned}"
         return Kill(GROWTH, told, *where)
+    if seen.pinned_in_all > MOST_GROWTH * original.pinned_in_all:
+        told = f"{seen.pinned_in_all} bytes of pinned memory in all, where the original takes {original.pinned_in_all}"
+        return Kill(CHURN, told, *where)
     return Kill(found[0].code, found[0].title, *where, certain=False) if found else None
 
 

@@ -65,6 +65,8 @@ def primitive(call: ast.Call) -> Kind | None:
             return Kind.WAIT
         if name in STREAMS and receiver.endswith("cuda"):
             return Kind.STREAM
+        if name == "copy_" and isinstance(call.func.value, ast.Call):
+            return Kind.KEPT  # to memory that nobody has: at most the allocator learns of it
         if name in _BY_NAME:
             return _BY_NAME[name]
     pinned = (word.value for word in call.keywords if word.arg == "pin_memory")
@@ -156,8 +158,9 @@ class Calls:
             return None, False
         calls = [node for statement in function.body for node in ast.walk(statement) if isinstance(node, ast.Call)]
         kinds = {kind for call in calls if (kind := self.kind(call)) is not None}
-        # Which stream waits, or records, is part of that.
-        kinds = kinds - {Kind.STREAM} or kinds
+        # Which stream waits, or records, is part of that, and so is what the allocator is told.
+        for part in (Kind.STREAM, Kind.KEPT):
+            kinds = kinds - {part} or kinds
         delegates = not kinds and any(called(call) == function.name for call in calls)
         return kinds.pop() if len(kinds) == 1 else None, delegates
 

@@ -91,7 +91,7 @@ def _of_kept(file: SourceFile, call: ast.Call, calls: Calls) -> Iterator[Change]
     if calls.is_wrapper(call) or not _is_statement(file, call):
         return
     yield Change("delete", (file.replaced(call, "None"),))
-    if len(call.args) == 1:
+    if called(call) == "record_stream" and len(call.args) == 1:
         yield Change("swap the stream", (file.replaced(call.args[0], _CURRENT),))
 
 
