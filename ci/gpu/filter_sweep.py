@@ -25,6 +25,7 @@ from mrv2.ci.gpu import filter_speed
 from mrv2.ci.gpu.filter_speed import CASES, Batch
 from mrv2.ci.gpu.sampling_speed import VOCAB, cases, inputs, microseconds
 from mrv2.refrunner.kernels.launch import Kernel
+from mrv2.refrunner.kernels.nucleus import FOUND
 from mrv2.refrunner.sampling import filters, sampler
 
 Launch = tuple[Any, tuple[int, ...], list[Any], dict[str, Any]]
@@ -34,10 +35,11 @@ DEVICE = "cuda"
 @contextmanager
 def whole_rows() -> Iterator[None]:
     """Neither lists nor groups have room for anything."""
-    spread, grouping = filters.spread_of, sampler.grouping_of
+    search, grouping = filters.search_of, sampler.grouping_of
+    narrow = {"most": 0, "likely": 1, "list": 2}
     with (
-        mock.patch.object(filters, "spread_of", lambda *shape: replace(spread(*shape), slots=8)),
-        mock.patch.object(sampler, "grouping_of", lambda *shape: replace(grouping(*shape), most=0)),
+        mock.patch.object(filters, "search_of", lambda *shape: replace(search(*shape), slots=1)),
+        mock.patch.object(sampler, "grouping_of", lambda *shape: replace(grouping(*shape), **narrow)),
     ):
         yield
 
@@ -121,31 +123,43 @@ def sweep_filters(count: int, logits: Tensor, note: Note) -> None:
         batch = Batch(case, count, VOCAB, DEVICE)
         batch.sample(logits)
         found = launches(partial(batch.sample, logits))
-        for kernel in ("process_logits", "find_thresholds", "settle_nucleus"):
+        # From the last one to the first: each of them leaves what it reads as it was.
+        for kernel in ("sample_blocks", "settle_nucleus", "ask_by_sample"):
             if kernel in found:
                 note(B=count, case=name, kernel=kernel, us=timed(found[kernel]))
         if name == "top-p":
+            note(B=count, case=name, asked=count_asked(found))
             sweep_passes(count, found, note)
-        if name in ("top-k", "min-p, top-k, top-p"):
-            for warps, tile in ((8, 16), (8, 32), (4, 8)):
+        for kernel in ("find_thresholds", "process_logits"):
+            note(B=count, case=name, kernel=kernel, us=timed(found[kernel]))
+        if name in ("top-k", "top-p"):
+            for warps, tile in ((4, 8), (4, 4), (2, 8), (2, 4)):
                 us = timed(found["find_thresholds"], None, {"num_warps": warps, "TILE": tile})
                 note(B=count, case=name, kernel="find_thresholds", warps=warps, tile=tile, us=us)
 
 
+def count_asked(found: dict[str, Launch]) -> list[int]:
+    """Tokens in question: in a row on average, and at most."""
+    kernel, _, args, _ = found["weigh_rows"]
+    state = args[list(kernel.arg_names).index("state_ptr")][:, FOUND.value].float()
+    return [int(state.mean()), int(state.max())]
+
+
 def sweep_passes(count: int, found: dict[str, Launch], note: Note) -> None:
     """Of top-p."""
-    several = (2, 4) if count == 1024 else (1024 // count, 512 // count)
-    for (block, warps), parts in itertools.product(((1024, 4), (2048, 4), (4096, 4), (4096, 8), (8192, 8)), several):
+    shapes = ((512, 4), (1024, 4), (1024, 8), (2048, 4), (2048, 8), (4096, 8), (4096, 16))
+    for block, warps in ((1024, 4), (1024, 8), (2048, 4), (4096, 8)):
+        us = timed(found["settle_nucleus"], None, {"BLOCK": block, "num_warps": warps})
+        note(B=count, kernel="settle_nucleus", block=block, warps=warps, us=us)
+    several = (2, 8) if count == 1024 else (1024 // count, 2048 // count)
+    for (block, warps), parts in itertools.product(shapes, several):
         number, each = divided(block, parts)
         change = {"BLOCK": block, "num_warps": warps, "part_blocks": each}
-        for kernel in ("count_bins", "weigh_bins"):
-            us = timed(found[kernel], (count, number), change)
-            note(B=count, kernel=kernel, block=block, warps=warps, parts=number, us=us)
-    for bins in (256, 512, 2048) if count > 1 else ():
-        number, each = divided(4096, several[0])
-        change = {"BLOCK": 4096, "part_blocks": each, "BINS": bins}
-        change["bins_ptr"] = torch.zeros(count, bins, dtype=torch.int32, device=DEVICE)
-        note(B=count, kernel="count_bins", bins=bins, us=timed(found["count_bins"], (count, number), change))
+        us = timed(found["weigh_rows"], (count, number), change)
+        note(B=count, kernel="weigh_rows", block=block, warps=warps, parts=number, us=us)
+    for sample, warps in ((8192, 8), (8192, 16), (16384, 16), (32768, 32)):
+        us = timed(found["ask_by_sample"], None, {"SAMPLE": sample, "num_warps": warps})
+        note(B=count, kernel="ask_by_sample", sample=sample, warps=warps, us=us)
 
 
 def sweep_reports(count: int, logits: Tensor, note: Note) -> None:

@@ -159,13 +159,17 @@ def screen(
 def settle(
     row, top, scale, begin, end, RIVALS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Best exact score of the lanes that bounds recommend, its token, and whether no other lane can beat it."""
+    """Best exact score of the lanes that bounds recommend, its token, and whether no other lane can beat it.
+
+    A part of which filters keep no token has none to find; its first one stands for all.
+    """
     temperature = row[4]
     lane = tl.arange(0, BLOCK // 4)
     best_score = tl.full([], float("-inf"), tl.float32)
     best = tl.full([], _NO_TOKEN, tl.int32)
     line = tl.full([], float("-inf"), tl.float32)
-    rivals = 1
+    possible = tl.sum((top != float("-inf")).to(tl.int32), 0)
+    rivals = possible
     for _turn in range(RIVALS):
         if rivals > 0:
             chosen = tl.min(tl.where(top == tl.max(top, 0), lane, BLOCK // 4), 0)
@@ -177,7 +181,9 @@ def settle(
             top = tl.where(lane == chosen, float("-inf"), top)
             rivals = tl.sum((~(top < line)).to(tl.int32), 0)
     ordinary = (temperature == 0.0) | ((scale > 1.0 / _LARGEST_SCALE) & (scale < _LARGEST_SCALE))
-    return best_score, best, (rivals == 0) & ordinary & (tl.abs(line) < float("inf"))
+    nothing = (possible == 0) & (RIVALS > 0)
+    settled = (rivals == 0) & ordinary & (nothing | (tl.abs(line) < float("inf")))
+    return best_score, tl.where(nothing, begin, best), settled
 
 
 @kernel

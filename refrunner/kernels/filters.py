@@ -1,15 +1,10 @@
 """Min-p, top-k and top-p as one threshold a row, exact and without a sort.
 
 Each filter keeps the largest logits, so each is a threshold, and the strictest of the three holds. Logits are compared
-as integers (`ordered`), whose bits a bisection fixes one by one, from the top: 32 sums over the row find where the
-probability above a logit reaches p. The k-th largest logit is at least the k-th largest of the lanes' own largest
-ones, and mostly is that one, since few of the k share a lane; from there it is a step or two up (`kth_largest`).
-
-For top-p, the weight exp(x - max) of each token is cut to a whole number of 2**-40. Sums of whole numbers are exact
-and have no order, so the threshold depends neither on the size of a block nor on the device's way of adding. Against
-exact real numbers a weight is off by no more than E = 2**-21 + 2**-23 * (max - x) of itself (exp to 2 units in the last
-place, its argument to one rounding) and by 2**-40: the mass above a token, as a share, is off by at most
-2 * (E + V * 2**-40). Equal logits stay or go together.
+as integers (`ordered`). The k-th largest is found among the few logits that reach the k-th largest of the groups'
+maxima (`groups`), and top-p behind it in the same list. Where k is large, or the list has no room, the row is searched:
+the k-th largest logit is at least the k-th largest of the lanes' own largest ones, and mostly is that one, since few of
+the k share a lane; from there it is a step or two up (`kth_largest`). Top-p of whole rows is in `nucleus`.
 """
 
 import triton.language as tl
@@ -28,41 +23,11 @@ from .logits_processing import (
     TOP_K,
     TOP_P,
 )
-from .order import FIXED_POINT, LOWEST, as_logit, kth_of_tile, ordered, threshold_of_tile, weight_of
-
-# Columns of `state`, int32 [N, COLUMNS].
-OPEN = tl.constexpr(0)  # whether the threshold of top-p is still to be found
-FOUND = tl.constexpr(1)  # number of tokens in question
-COLUMNS = tl.constexpr(2)
+from .nucleus import COLUMNS, FOUND, LINE, LISTED, LISTED_MASS, MASSES, OPEN, target_of, threshold_of_mass
+from .order import LOWEST, as_logit, kth_of_tile, ordered, weight_of
 
 _STEPS = tl.constexpr(4)
 _ABOVE_ALL = tl.constexpr(2147483648)
-
-
-@kernel
-def mass_from(logits_ptr, size, threshold, floor, largest, BLOCK: tl.constexpr) -> tl.tensor:
-    """Weight in fixed point of the logits of a row whose integers reach both threshold and floor: int64."""
-    mass = tl.full([], 0, tl.int64)
-    for start in range(0, size, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        logit = tl.load(logits_ptr + token, mask=token < size, other=float("-inf"))
-        logit = tl.where(logit == logit, logit, float("-inf"))
-        key = ordered(logit).to(tl.int64)
-        counted = (token < size) & (key >= threshold) & (key >= floor)
-        share = tl.where(logit == largest, 1.0, tl.exp(logit - largest))
-        mass += tl.sum((tl.where(counted, share, 0.0) * FIXED_POINT).to(tl.int64), 0)
-    return mass
-
-
-@kernel
-def threshold_of_mass(logits_ptr, size, floor, largest, target, BLOCK: tl.constexpr) -> tl.tensor:
-    """Largest integer such that the logits from it on weigh ``target`` or more; the lowest one if none do: int64."""
-    threshold = tl.full([], LOWEST, tl.int64)
-    for bit in range(32):
-        candidate = threshold + (tl.full([], 1, tl.int64) << (31 - bit))
-        mass = mass_from(logits_ptr, size, candidate, floor, largest, BLOCK)
-        threshold = tl.where(mass >= target, candidate, threshold)
-    return threshold
 
 
 @kernel
@@ -124,47 +89,18 @@ def kth_largest(logits_ptr, size, floor, count, BLOCK: tl.constexpr) -> tl.tenso
 
 
 @kernel
-def largest_of(logits_ptr, size, BLOCK: tl.constexpr) -> tl.tensor:
-    """Largest logit of a row; NaN is no logit."""
-    largest = tl.full([], float("-inf"), tl.float32)
-    for start in range(0, size, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        logit = tl.load(logits_ptr + token, mask=token < size, other=float("-inf"))
-        largest = tl.maximum(largest, tl.max(tl.where(logit == logit, logit, float("-inf")), 0))
-    return largest
-
-
-@kernel
-def target_of(total, share) -> tl.tensor:
-    """Mass that the tokens kept must have: int64."""
-    target = tl.ceil(total.to(tl.float64) * share.to(tl.float64)).to(tl.int64)
-    # All of it is one more than there is: tokens whose weight is cut to nothing are kept too.
-    return tl.where(share < 1.0, tl.maximum(target, 1), total + 1)
-
-
-@kernel
-def top_k_by_groups(
-    logits_ptr, maxima, list_ptr, keys_ptr, num_groups, size, count, floor, largest, share, WEIGH, GROUPS: tl.constexpr,
-    LIST: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """Threshold of top-k, and of top-p behind it if WEIGH; and whether the list had room for what they need."""
-    line = line_of(maxima, num_groups, count, GROUPS)
-    number = list_groups(maxima, list_ptr, num_groups, tl.where(WEIGH, line, line + 1), GROUPS)
-    found, equal = list_above(logits_ptr, list_ptr, number, keys_ptr, size, line, LIST, TILE, GROUP)
-    place = tl.arange(0, LIST)
-    keys = tl.load(keys_ptr + place, mask=place < found, other=LOWEST)
-    kth = line
-    if (found >= count) & (found <= LIST):
-        kth = kth_of_tile(keys, line + 1, count)
-    threshold = tl.maximum(floor, kth)
-    if WEIGH & (found <= LIST):
-        weights = tl.where(keys >= threshold, weight_of(as_logit(keys), largest), 0)
-        total = tl.sum(weights, 0)
-        if line >= threshold:
-            total += equal * weight_of(as_logit(line), largest)
-        target = target_of(total, share)
-        threshold = tl.maximum(threshold, threshold_of_tile(keys, weights, line + 1, target))
-    return threshold, found <= LIST
+def top_p_of_list(keys, keys_ptr, found, equal, line, floor, largest, share, BLOCK: tl.constexpr) -> tl.tensor:
+    """Threshold of top-p where all that is left is on a list, or on its line."""
+    mass = tl.sum(tl.where(keys >= floor, weight_of(as_logit(keys), largest), 0), 0)
+    whole = mass
+    if line >= floor:
+        whole += equal * weight_of(as_logit(line), largest)
+    target = target_of(whole, share)
+    threshold = floor
+    if mass >= target:
+        low, top = tl.maximum(line + 1, floor), ordered(largest)
+        threshold = threshold_of_mass(keys_ptr, found, floor, largest, low, top, mass, target, True, BLOCK)
+    return threshold
 
 
 @kernel
@@ -174,18 +110,16 @@ def find_thresholds(
     numbers_ptr,  # [R, NUMBERS] int32
     reals_ptr,  # [R, REALS] float32
     maxima_ptr,  # [N, groups] int32: largest integer of each group of tokens
-    list_ptr,  # [N, groups] int32, for itself
-    keys_ptr,  # [N, LIST] int32, likewise
+    groups_ptr,  # [N, groups] int32, for itself
+    list_ptr,  # [N, LIST] int32, out: integers above a line, for `nucleus`
     threshold_ptr,  # [N] int32, out: tokens whose `ordered` logit is below it are dropped
     largest_ptr,  # [N] float32, out
     state_ptr,  # [N, COLUMNS] int32, out, see `nucleus`
-    bins_ptr,  # [N, BINS] int32, out: zeros
-    mass_ptr,  # [N, 2] int64, out: zeros
+    mass_ptr,  # [N, MASSES] int64, out, likewise
     vocab_size,
     num_groups,
-    MOST: tl.constexpr,
-    BINS: tl.constexpr,
-    SLOTS: tl.constexpr,
+    MOST: tl.constexpr,  # tokens that are looked for by groups
+    LIKELY: tl.constexpr,  # as many of the likeliest tokens are listed for top-p
     LIST: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -196,38 +130,60 @@ def find_thresholds(
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + index).to(tl.int64)
     stages = tl.load(numbers_ptr + row * NUMBERS + STAGES)
+    state_ptr += index * COLUMNS
+    tl.store(state_ptr + OPEN, 0)
+    if (stages & FILTERS) == 0:
+        return
+    logits_ptr = processed_ptr + index * vocab_size
+    groups_ptr += index * num_groups
+    list_ptr += index * LIST
+    share = tl.load(reals_ptr + row * REALS + COLUMN_TOP_P)
+    maxima = load_maxima(maxima_ptr + index * num_groups, num_groups, GROUPS)
+    largest = as_logit(tl.max(maxima, 0))
     threshold = tl.full([], LOWEST, tl.int32)
-    weigh = (stages & TOP_P) != 0
-    if (stages & FILTERS) != 0:
-        logits_ptr = processed_ptr + index * vocab_size
-        maxima = load_maxima(maxima_ptr + index * num_groups, num_groups, GROUPS)
-        largest = as_logit(tl.max(maxima, 0))
-        if (stages & MIN_P) != 0:
-            threshold = ordered(largest + tl.load(reals_ptr + row * REALS + LOG_MIN_P))
-        if (stages & TOP_K) != 0:
-            # Of the k-th of all, and that of what min-p left, the larger one with min-p's is the same.
-            count = tl.load(numbers_ptr + row * NUMBERS + COLUMN_TOP_K)
-            share = tl.load(reals_ptr + row * REALS + COLUMN_TOP_P)
-            settled = (count <= num_groups) & (count <= MOST)
-            if settled:
-                found, settled = top_k_by_groups(
-                    logits_ptr, maxima, list_ptr + index * num_groups, keys_ptr + index * SLOTS, num_groups, vocab_size,
-                    count, threshold, largest, share, weigh, GROUPS, LIST, TILE, GROUP,
-                )  # fmt: skip
-                threshold = tl.where(settled, found, threshold)
-            if settled:
-                weigh = weigh & False
-            else:
+    if (stages & MIN_P) != 0:
+        threshold = ordered(largest + tl.load(reals_ptr + row * REALS + LOG_MIN_P))
+    count = tl.minimum(LIKELY, num_groups)
+    by_groups = stages < 0
+    if (stages & TOP_K) != 0:
+        # Of the k-th of all, and that of what min-p left, the larger one with min-p's is the same.
+        wanted = tl.load(numbers_ptr + row * NUMBERS + COLUMN_TOP_K)
+        by_groups = (wanted <= MOST) & (wanted <= num_groups)
+        if by_groups:
+            count = wanted
+        else:
+            kth = kth_largest(logits_ptr, vocab_size, LOWEST, wanted, BLOCK).to(tl.int32)
+            threshold = tl.maximum(threshold, kth)
+    if by_groups | ((stages & TOP_P) != 0):
+        line = line_of(maxima, num_groups, count, GROUPS)
+        number = list_groups(maxima, groups_ptr, num_groups, line, GROUPS)
+        found, equal = list_above(logits_ptr, groups_ptr, number, list_ptr, vocab_size, line, LIST, TILE, GROUP)
+        place = tl.arange(0, LIST)
+        keys = tl.load(list_ptr + place, mask=place < found, other=LOWEST)
+        if by_groups:
+            kth = line
+            if found > LIST:
                 kth = kth_largest(logits_ptr, vocab_size, LOWEST, count, BLOCK).to(tl.int32)
-                threshold = tl.maximum(threshold, kth)
-        if weigh:
-            tl.store(bins_ptr + index * BINS + tl.arange(0, BINS), tl.zeros([BINS], tl.int32))
-            tl.store(mass_ptr + 2 * index + tl.arange(0, 2), tl.zeros([2], tl.int64))
-        tl.store(largest_ptr + index, largest)
-    else:
-        weigh = weigh & False
-    tl.store(
-        state_ptr + index * COLUMNS + tl.arange(0, COLUMNS),
-        tl.where(tl.arange(0, COLUMNS) == OPEN, weigh.to(tl.int32), 0),
-    )
+            elif found >= count:
+                kth = kth_of_tile(keys, line + 1, count)
+            threshold = tl.maximum(threshold, kth)
+        if (stages & TOP_P) != 0:
+            if by_groups & (found <= LIST):
+                threshold = top_p_of_list(
+                    keys, list_ptr, found, equal, line, threshold, largest, share, LIST
+                )  # fmt: skip
+            else:
+                if found > LIST:  # an empty list is right, too
+                    line, found = tl.max(maxima, 0), found * 0
+                listed = (keys > line) & (keys >= threshold)
+                mass = tl.sum(tl.where(listed, weight_of(as_logit(keys), largest), 0), 0)
+                tl.store(
+                    mass_ptr + index * MASSES + tl.arange(0, MASSES),
+                    tl.where(tl.arange(0, MASSES) == LISTED_MASS, mass, 0),
+                )
+                tl.store(largest_ptr + index, largest)
+                tl.store(state_ptr + OPEN, 1)
+                tl.store(state_ptr + LISTED, found)
+                tl.store(state_ptr + LINE, line)
+                tl.store(state_ptr + FOUND, 0)
     tl.store(threshold_ptr + index, threshold)

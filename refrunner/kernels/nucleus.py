@@ -1,132 +1,221 @@
-"""Top-p of whole rows, in two passes of many programs and a search among the few tokens that these leave in question.
+"""Top-p: the fewest tokens whose probabilities reach p, by masses that are whole numbers, and without a sort.
 
-A token lies ``largest - logit`` below the largest; the first pass counts the tokens by that, in bins of equal width w.
-Of a bin's tokens each weighs no more than at its upper edge and no less than at the lower one, so the share of the mass
-down to some bin is known within w * p * (1 - p). That names a few bins of which one holds the threshold. The second
-pass adds up what is above them, and all of it, and lists what is in them; the search is in the list.
+The weight exp(x - max) of each token is cut to a whole number of 2**-40. Sums of whole numbers are exact and have no
+order, so the threshold depends neither on the size of a block nor on the device's way of adding. Against exact real
+numbers a weight is off by no more than E = 2**-21 + 2**-23 * (max - x) of itself (exp to 2 units in the last place, its
+argument to one rounding) and by 2**-40: the mass above a token, as a share, is off by at most 2 * (E + V * 2**-40).
+Equal logits stay or go together.
 
-What is compared are sums of whole numbers in the end: see ``filters``. The floats decide only which bins are listed.
+A sample of the row says between which two logits the threshold must be looked for. One pass adds up what is above them
+and all of it, and lists the tokens between; the search is in the list. The few likeliest tokens are known beforehand
+(`groups`), so the sample stands only for the others, none of which has much weight. Where the sample has misled, or the
+list has no room, which the exact masses tell, the search is in the whole row. So no float decides about a token.
 """
 
 import triton.language as tl
 
-from .filters import COLUMNS, FOUND, OPEN, target_of, threshold_of_mass
 from .launch import kernel
 from .logits_processing import COLUMN_TOP_P, REALS
-from .order import LOWEST, as_logit, ordered, threshold_of_tile, weight_of
+from .order import LOWEST, as_logit, ordered, weight_of
 
 _SPAN = tl.constexpr(27.75)  # exp(-27.75) is below 2**-40: a token so far below the largest weighs nothing
-_SLACK = tl.constexpr(1.0001)  # of float32 sums, and of weights that are cut
+_UNIT = tl.constexpr(9.094947017729282e-13)  # 2**-40
+_ERRORS = tl.constexpr(4.5)  # standard errors of a sample that are allowed for
+_STEPS = tl.constexpr(12)
+_MARGIN = tl.constexpr(32)  # shares of an interval, of which one is searched on either side of a guess
+
+# Columns of `state`, int32 [N, COLUMNS]. Integers are those of `ordered`.
+OPEN = tl.constexpr(0)  # whether the threshold of top-p is still to be found
+LISTED = tl.constexpr(1)  # number of integers above LINE, all listed
+LINE = tl.constexpr(2)
+FOUND = tl.constexpr(3)  # number of tokens in question
+LOW = tl.constexpr(4)  # they reach from this integer
+HIGH = tl.constexpr(5)  # to this one
+COLUMNS = tl.constexpr(8)
+
+# Columns of `mass`, int64 [N, MASSES].
+LISTED_MASS = tl.constexpr(0)
+ABOVE_MASS = tl.constexpr(1)  # of tokens above those in question
+WHOLE_MASS = tl.constexpr(2)
+MASSES = tl.constexpr(4)
 
 
 @kernel
-def bin_of(logit, cut, largest, BINS: tl.constexpr) -> tl.tensor:
-    """Bin of each logit; the last one for what is below ``cut``, or NaN, or weighs nothing."""
-    below = tl.where(logit == largest, 0.0, largest - logit)
-    place = tl.minimum(below * ((BINS - 1) / _SPAN), BINS - 1.0)
-    return tl.where(logit >= cut, place, BINS - 1.0).to(tl.int32)
+def target_of(total, share) -> tl.tensor:
+    """Mass that the tokens kept must have: int64."""
+    target = tl.ceil(total.to(tl.float64) * share.to(tl.float64)).to(tl.int64)
+    # All of it is one more than there is: tokens whose weight is cut to nothing are kept too.
+    return tl.where(share < 1.0, tl.maximum(target, 1), total + 1)
 
 
 @kernel
-def count_bins(
+def masses_from(
+    values_ptr, size, floor, largest, low, middle, high, KEYS: tl.constexpr, BLOCK: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Mass of what reaches each of three integers, and ``floor``: int64. Values are logits, or integers with KEYS."""
+    low_mass = tl.zeros([BLOCK], tl.int64)
+    middle_mass = tl.zeros([BLOCK], tl.int64)
+    high_mass = tl.zeros([BLOCK], tl.int64)
+    for start in range(0, size, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        if KEYS:
+            key = tl.load(values_ptr + place, mask=place < size, other=LOWEST)
+            logit = as_logit(key)
+        else:
+            logit = tl.load(values_ptr + place, mask=place < size, other=float("-inf"))
+            logit = tl.where(logit == logit, logit, float("-inf"))
+            key = ordered(logit)
+        weight = tl.where((place < size) & (key >= floor), weight_of(logit, largest), 0)
+        low_mass += tl.where(key >= low, weight, 0)
+        middle_mass += tl.where(key >= middle, weight, 0)
+        high_mass += tl.where(key >= high, weight, 0)
+    return tl.sum(low_mass, 0), tl.sum(middle_mass, 0), tl.sum(high_mass, 0)
+
+
+@kernel
+def threshold_of_mass(
+    values_ptr, size, floor, largest, low, high, mass, target, KEYS: tl.constexpr, BLOCK: tl.constexpr
+) -> tl.tensor:
+    """Largest integer from which on values, or integers with KEYS, weigh ``target`` or more; see `masses_from`.
+
+    Args:
+        floor: smaller ones count for nothing.
+        low: from it on they weigh enough.
+        high: there is none above.
+        mass: of those from ``low`` on.
+    """
+    first, last = low.to(tl.int64), high.to(tl.int64)
+    beyond = tl.full([], 0, tl.int64)
+    while first < last:
+        # The middle, which halves what is left, and two that enclose a guess, which leave less if masses grow evenly.
+        margin = (last - first) // _MARGIN
+        share = (mass - target).to(tl.float64) / (tl.maximum(mass - beyond, 1)).to(tl.float64)
+        guess = first + ((last - first).to(tl.float64) * share).to(tl.int64)
+        middle = first + (last - first + 1) // 2
+        lower = tl.minimum(tl.maximum(guess - margin, first + 1), last)
+        upper = tl.minimum(tl.maximum(guess + margin + 1, first + 1), last)
+        lower_mass, middle_mass, upper_mass = masses_from(
+            values_ptr, size, floor, largest, lower, middle, upper, KEYS, BLOCK
+        )
+        first, last, mass, beyond = narrowed(first, last, mass, beyond, middle, middle_mass, target)
+        first, last, mass, beyond = narrowed(first, last, mass, beyond, lower, lower_mass, target)
+        first, last, mass, beyond = narrowed(first, last, mass, beyond, upper, upper_mass, target)
+    return first.to(tl.int32)
+
+
+@kernel
+def narrowed(
+    first, last, mass, beyond, candidate, candidate_mass, target
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """An interval with what is known of one more integer: what weighs enough, what may, and their masses."""
+    rises = (candidate_mass >= target) & (candidate > first)
+    falls = (candidate_mass < target) & (candidate <= last)
+    return (
+        tl.where(rises, candidate, first),
+        tl.where(falls, candidate - 1, last),
+        tl.where(rises, candidate_mass, mass),
+        tl.where(falls, candidate_mass, beyond),
+    )
+
+
+@kernel
+def crossing(logit, weight, low, high, target) -> tuple[tl.tensor, tl.tensor]:
+    """Two numbers close together: from the first on, but not from the second, a sample weighs ``target``.
+
+    From ``low`` on it must, and from above ``high`` on it does not.
+    """
+    for _step in range(_STEPS):
+        middle = 0.5 * low + 0.5 * high
+        enough = tl.sum(tl.where(logit >= middle, weight, 0.0), 0) >= target
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+    return low, high
+
+
+@kernel
+def ask_by_sample(
     logits_ptr,  # [N, V] float32, dense
-    state_ptr,  # [N, COLUMNS] int32
-    largest_ptr,  # [N] float32
-    threshold_ptr,  # [N] int32
-    bins_ptr,  # [N, BINS] int32, zeros; out
-    vocab_size,
-    part_blocks,
-    BINS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """How many tokens there are in each bin. One program per row and part of the vocabulary."""
-    index = tl.program_id(0).to(tl.int64)
-    if tl.load(state_ptr + index * COLUMNS + OPEN) == 0:
-        return
-    begin = tl.program_id(1) * part_blocks * BLOCK
-    end = tl.minimum(begin + part_blocks * BLOCK, vocab_size)
-    logits_ptr += index * vocab_size
-    largest, cut = tl.load(largest_ptr + index), as_logit(tl.load(threshold_ptr + index))
-    number = tl.zeros([BINS], tl.int32)
-    for start in range(begin, end, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        logit = tl.load(logits_ptr + token, mask=token < end, other=float("nan"))
-        number += tl.histogram(bin_of(logit, cut, largest, BINS), BINS)
-    tl.atomic_add(bins_ptr + index * BINS + tl.arange(0, BINS), number, mask=number > 0)
-
-
-@kernel
-def bins_in_question(bins_ptr, share, BINS: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """First and last of the bins that may hold the threshold of a share of the mass."""
-    place = tl.arange(0, BINS)
-    number = tl.load(bins_ptr + place).to(tl.float32)
-    number = tl.where(place < BINS - 1, number, 0.0)
-    # The upper and the lower edge of every bin. With A above and R for the rest, the share is A / (A + R).
-    most = number * tl.exp(place * (-_SPAN / (BINS - 1)))
-    least = number * tl.exp((place + 1) * (-_SPAN / (BINS - 1)))
-    most_above, least_above = tl.cumsum(most, 0), tl.cumsum(least, 0)
-    most_rest, least_rest = tl.sum(most, 0) - most_above, tl.sum(least, 0) - least_above
-    certain = least_above * (1.0 - share) >= most_rest * share * _SLACK
-    possible = most_above * (1.0 - share) * _SLACK >= least_rest * share
-    first = tl.sum((~possible).to(tl.int32), 0)
-    last = tl.sum((~certain).to(tl.int32), 0)
-    return first, tl.minimum(last, BINS - 2)
-
-
-@kernel
-def weigh_bins(
-    logits_ptr,  # [N, V] float32, dense
-    state_ptr,  # [N, COLUMNS] int32
+    state_ptr,  # [N, COLUMNS] int32, in and out
     largest_ptr,  # [N] float32
     threshold_ptr,  # [N] int32
     rows_ptr,  # [N] int32
     reals_ptr,  # [R, REALS] float32
-    bins_ptr,  # [N, BINS] int32
-    mass_ptr,  # [N, 2] int64, zeros; out: mass above the tokens in question, and all of it
-    keys_ptr,  # [N, LIST] int32, out: integers of the tokens in question, in any order
+    mass_ptr,  # [N, MASSES] int64
+    vocab_size,
+    SAMPLE: tl.constexpr,
+    RUN: tl.constexpr,  # neighbouring tokens, which come from memory together
+) -> None:
+    """Between which two logits the threshold probably is. One program per row."""
+    index = tl.program_id(0).to(tl.int64)
+    state_ptr += index * COLUMNS
+    if tl.load(state_ptr + OPEN) == 0:
+        return
+    lane = tl.arange(0, SAMPLE)
+    runs = (vocab_size + RUN - 1) // RUN
+    taken = tl.minimum(runs, SAMPLE // RUN)
+    token = ((lane // RUN).to(tl.int64) * runs // taken * RUN).to(tl.int32) + lane % RUN
+    inside = (lane < taken * RUN) & (token < vocab_size)
+    logit = tl.load(logits_ptr + index * vocab_size + token, mask=inside, other=float("-inf"))
+    logit = tl.where(logit == logit, logit, float("-inf"))
+    largest, line = tl.load(largest_ptr + index), as_logit(tl.load(state_ptr + LINE))
+    cut = as_logit(tl.load(threshold_ptr + index))
+    share = tl.load(reals_ptr + tl.load(rows_ptr + index).to(tl.int64) * REALS + COLUMN_TOP_P)
+    factor = vocab_size / tl.sum(inside.to(tl.float32), 0)
+    weight = tl.where(logit == largest, 1.0, tl.exp(logit - largest)) * factor
+    weight = tl.where(inside & (logit >= cut) & (logit <= line), weight, 0.0)
+    listed = tl.load(mass_ptr + index * MASSES + LISTED_MASS).to(tl.float32) * _UNIT
+    wanted = share * (listed + tl.sum(weight, 0)) - listed
+    lowest = tl.maximum(cut, largest - _SPAN)
+    low, high = crossing(logit, weight, lowest, line, wanted)
+    # Variance of the mass above the crossing less its share of the whole, by runs; and what a few unseen tokens weigh.
+    error = tl.sum(tl.reshape(weight * (tl.where(logit >= low, 1.0, 0.0) - share), [SAMPLE // RUN, RUN]), 1)
+    heaviest = 2.0 * factor * tl.where(line == largest, 1.0, tl.exp(line - largest))
+    error = _ERRORS * tl.sqrt(tl.sum(error * error, 0) + heaviest * heaviest)
+    _low, above = crossing(logit, weight, low, line, wanted - error)
+    below, _high = crossing(logit, weight, lowest, high, wanted + error)
+    tl.store(state_ptr + HIGH, ordered(tl.where(wanted > error, above, line)))
+    tl.store(state_ptr + LOW, ordered(tl.where(wanted + error < tl.sum(weight, 0), tl.maximum(below, cut), cut)))
+
+
+@kernel
+def weigh_rows(
+    logits_ptr,  # [N, V] float32, dense
+    state_ptr,  # [N, COLUMNS] int32, in and out
+    largest_ptr,  # [N] float32
+    threshold_ptr,  # [N] int32
+    mass_ptr,  # [N, MASSES] int64, in and out
+    keys_ptr,  # [N, SLOTS] int32, out: integers of the tokens in question, in any order
     vocab_size,
     part_blocks,
-    BINS: tl.constexpr,
-    LIST: tl.constexpr,
+    SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """The masses that `settle_nucleus` needs, and its tokens. One program per row and part of the vocabulary."""
     index = tl.program_id(0).to(tl.int64)
-    if tl.load(state_ptr + index * COLUMNS + OPEN) == 0:
+    state_ptr += index * COLUMNS
+    if tl.load(state_ptr + OPEN) == 0:
         return
     begin = tl.program_id(1) * part_blocks * BLOCK
     end = tl.minimum(begin + part_blocks * BLOCK, vocab_size)
     logits_ptr += index * vocab_size
-    keys_ptr += index * LIST
     largest, cut = tl.load(largest_ptr + index), as_logit(tl.load(threshold_ptr + index))
-    share = tl.load(reals_ptr + tl.load(rows_ptr + index).to(tl.int64) * REALS + COLUMN_TOP_P)
-    first, last = bins_in_question(bins_ptr + index * BINS, share, BINS)
+    low, high = as_logit(tl.load(state_ptr + LOW)), as_logit(tl.load(state_ptr + HIGH))
     above = tl.zeros([BLOCK], tl.int64)
-    total = tl.zeros([BLOCK], tl.int64)
+    whole = tl.zeros([BLOCK], tl.int64)
     for start in range(begin, end, BLOCK):
         token = start + tl.arange(0, BLOCK)
         logit = tl.load(logits_ptr + token, mask=token < end, other=float("nan"))
-        place = bin_of(logit, cut, largest, BINS)
-        weight = tl.where(place < BINS - 1, weight_of(logit, largest), 0)
-        total += weight
-        above += tl.where(place < first, weight, 0)
-        asked = ((place >= first) & (place <= last)).to(tl.int32)
-        number = tl.sum(asked, 0)
+        weight = tl.where(logit >= cut, weight_of(logit, largest), 0)
+        whole += weight
+        above += tl.where(logit > high, weight, 0)
+        chosen = ((logit >= low) & (logit <= high)).to(tl.int32)
+        number = tl.sum(chosen, 0)
         if number > 0:
-            there = tl.atomic_add(state_ptr + index * COLUMNS + FOUND, number) + tl.cumsum(asked, 0) - 1
-            tl.store(keys_ptr + there, ordered(logit), mask=(asked != 0) & (there < LIST))
-    tl.atomic_add(mass_ptr + 2 * index, tl.sum(above, 0))
-    tl.atomic_add(mass_ptr + 2 * index + 1, tl.sum(total, 0))
-
-
-@kernel
-def threshold_of_list(keys_ptr, number, largest, target, SIZE: tl.constexpr) -> tl.tensor:
-    """Largest integer such that a list's from it on weigh ``target``; the lowest one if there is none."""
-    place = tl.arange(0, SIZE)
-    present = place < number
-    keys = tl.load(keys_ptr + place, mask=present, other=LOWEST)
-    weights = tl.where(present, weight_of(as_logit(keys), largest), 0)
-    return threshold_of_tile(keys, weights, tl.min(tl.where(present, keys, 2147483647), 0), target)
+            place = tl.atomic_add(state_ptr + FOUND, number) + tl.cumsum(chosen, 0) - 1
+            tl.store(keys_ptr + index * SLOTS + place, ordered(logit), mask=(chosen != 0) & (place < SLOTS))
+    mass_ptr += index * MASSES
+    tl.atomic_add(mass_ptr + ABOVE_MASS, tl.sum(above, 0))
+    tl.atomic_add(mass_ptr + WHOLE_MASS, tl.sum(whole, 0))
 
 
 @kernel
@@ -137,30 +226,47 @@ def settle_nucleus(
     threshold_ptr,  # [N] int32, in and out
     rows_ptr,  # [N] int32
     reals_ptr,  # [R, REALS] float32
-    mass_ptr,  # [N, 2] int64
-    keys_ptr,  # [N, LIST] int32
+    mass_ptr,  # [N, MASSES] int64
+    list_ptr,  # [N, LIST] int32, integers above LINE
+    keys_ptr,  # [N, SLOTS] int32, integers in question
     vocab_size,
-    FEW: tl.constexpr,
     LIST: tl.constexpr,
+    SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """The threshold of top-p. One program per row."""
+    """The threshold of top-p: among the likeliest tokens, else those in question, else all. One program per row."""
     index = tl.program_id(0).to(tl.int64)
-    if tl.load(state_ptr + index * COLUMNS + OPEN) == 0:
+    state_ptr += index * COLUMNS
+    mass_ptr += index * MASSES
+    if tl.load(state_ptr + OPEN) == 0:
         return
-    floor = tl.load(threshold_ptr + index)
-    largest = tl.load(largest_ptr + index)
-    number = tl.load(state_ptr + index * COLUMNS + FOUND)
     share = tl.load(reals_ptr + tl.load(rows_ptr + index).to(tl.int64) * REALS + COLUMN_TOP_P)
-    target = target_of(tl.load(mass_ptr + 2 * index + 1), share)
-    missing = target - tl.load(mass_ptr + 2 * index)
-    threshold = tl.full([], LOWEST, tl.int32)
-    if (number <= FEW) & (missing > 0):
-        threshold = threshold_of_list(keys_ptr + index * LIST, number, largest, missing, FEW)
-    elif (number <= LIST) & (missing > 0):
-        threshold = threshold_of_list(keys_ptr + index * LIST, number, largest, missing, LIST)
-    if (threshold == LOWEST) & (share < 1.0):
+    whole = tl.load(mass_ptr + WHOLE_MASS)
+    target = target_of(whole, share)
+    if target > whole:
+        return
+    floor, largest = tl.load(threshold_ptr + index), tl.load(largest_ptr + index)
+    top, line = ordered(largest), tl.load(state_ptr + LINE)
+    found, low, high = tl.load(state_ptr + FOUND), tl.load(state_ptr + LOW), tl.load(state_ptr + HIGH)
+    listed, missing = tl.load(mass_ptr + LISTED_MASS), target - tl.load(mass_ptr + ABOVE_MASS)
+    keys_ptr += index * SLOTS
+    asked = tl.full([], 0, tl.int64)
+    if (listed < target) & (missing > 0):
+        if low == high:
+            asked = found * weight_of(as_logit(low), largest)
+        elif found <= SLOTS:
+            asked, _middle, _high = masses_from(keys_ptr, found, floor, largest, low, low, low, True, BLOCK)
+    if listed >= target:
+        number = tl.load(state_ptr + LISTED)
         threshold = threshold_of_mass(
-            logits_ptr + index * vocab_size, vocab_size, floor.to(tl.int64), largest, target, BLOCK
-        ).to(tl.int32)
+            list_ptr + index * LIST, number, floor, largest, tl.maximum(line + 1, floor), top, listed, target, True,
+            BLOCK,
+        )  # fmt: skip
+    elif (missing > 0) & (asked >= missing):
+        # One integer is no interval, so nothing is read of a list of it, which may have had no room.
+        threshold = threshold_of_mass(keys_ptr, found, floor, largest, low, high, asked, missing, True, BLOCK)
+    else:
+        threshold = threshold_of_mass(
+            logits_ptr + index * vocab_size, vocab_size, floor, largest, floor, top, whole, target, False, BLOCK
+        )
     tl.store(threshold_ptr + index, tl.maximum(floor, threshold))

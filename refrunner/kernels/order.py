@@ -5,7 +5,7 @@ import triton.language as tl
 from .launch import kernel
 
 LOWEST = tl.constexpr(-2147483648)  # below every logit
-FIXED_POINT = tl.constexpr(1099511627776.0)  # 2**40
+_FIXED_POINT = tl.constexpr(1099511627776.0)  # 2**40
 
 
 @kernel
@@ -28,7 +28,7 @@ def as_logit(key) -> tl.tensor:
 def weight_of(logit, largest) -> tl.tensor:
     """exp(logit - largest) cut to a whole number of 2**-40, int64; not for NaN."""
     share = tl.where(logit == largest, 1.0, tl.exp(logit - largest))
-    return (share * FIXED_POINT).to(tl.int64)
+    return (share * _FIXED_POINT).to(tl.int64)
 
 
 @kernel
@@ -47,17 +47,3 @@ def kth_of_tile(keys, low, count) -> tl.tensor:
         low = tl.where(enough, candidate, low)
         high = tl.where(enough, high, candidate - 1)
     return low
-
-
-@kernel
-def threshold_of_tile(keys, weights, low, target) -> tl.tensor:
-    """Largest integer from which on those in registers weigh ``target``; the lowest one if all from ``low`` do not."""
-    high = tl.max(keys, 0)
-    found = tl.where(tl.sum(tl.where(keys >= low, weights, 0), 0) >= target, low, LOWEST)
-    while low < high:
-        candidate = middle(low, high)
-        enough = tl.sum(tl.where(keys >= candidate, weights, 0), 0) >= target
-        found = tl.where(enough, candidate, found)
-        low = tl.where(enough, candidate, low)
-        high = tl.where(enough, high, candidate - 1)
-    return found

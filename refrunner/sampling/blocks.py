@@ -86,6 +86,7 @@ class Grouping:
         group: tokens, a power of two.
         tile: groups that a program reads at a time, a power of two.
         most: number of likeliest tokens that are looked for by groups; beyond it the whole row is read, several times.
+        likely: number of likeliest tokens that top-p without top-k looks at beforehand.
         list: tokens that a program has room for on the way, a power of two.
         warps: of a program.
     """
@@ -93,6 +94,7 @@ class Grouping:
     group: int
     tile: int
     most: int
+    likely: int
     list: int
     warps: int
 
@@ -100,41 +102,49 @@ class Grouping:
 def grouping_of(device: torch.device, vocab_size: int) -> Grouping:
     """On the CPU such that small vocabularies, too, have more groups than one and can do without room."""
     if device.type != "cpu":
-        return Grouping(128, 16, 512, 2048, 4)
+        return Grouping(128, 16, 512, 128, 2048, 4)
     group = max(1, min(128, block_of(device, vocab_size) // 16))
-    return Grouping(group, 4, 8 if vocab_size < 1024 else 512, 16 if vocab_size < 1024 else 2048, 4)
+    return Grouping(group, 4, 8, 4, 16, 4) if vocab_size < 1024 else Grouping(group, 16, 512, 128, 2048, 4)
 
 
 @dataclass(frozen=True)
-class Spread:
+class Search:
     """How the search for a share of a row's mass is divided; see ``kernels.nucleus``.
 
     Attributes:
-        parts: of a row, a program each.
+        sample: tokens that stand for the row, a power of two.
+        run: neighbours among them, which come from memory together.
+        sample_warps: of a program that judges a sample.
+        slots: tokens in question that there is room for.
+        parts: of a row, in the pass over all of it, a program each.
         part_blocks: blocks of each part.
         block: tokens, a power of two.
-        bins: a power of two.
-        slots: tokens in question that there is room for, a power of two.
         warps: of a program.
+        settle_block: tokens in question that a program looks at at a time, a power of two.
+        settle_warps: of that program.
     """
 
+    sample: int
+    run: int
+    sample_warps: int
+    slots: int
     parts: int
     part_blocks: int
     block: int
-    bins: int
-    slots: int
     warps: int
+    settle_block: int
+    settle_warps: int
 
 
-def spread_of(device: torch.device, count: int, vocab_size: int) -> Spread:
+def search_of(device: torch.device, count: int, vocab_size: int) -> Search:
     """On a GPU about as many programs as it holds at once, or two a row; on the CPU two."""
     if device.type == "cpu":
         block = block_of(device, vocab_size)
-        return Spread(-(-vocab_size // block), 1, block, 64, 32 if vocab_size < 1024 else 8192, 4)
-    blocks = -(-vocab_size // 4096)
+        return Search(32 if vocab_size < 1024 else 4096, 2, 4, 32 if vocab_size < 1024 else 4096, 2, 1, block, 4, 64, 4)
+    blocks = -(-vocab_size // 2048)
     number = min(blocks, max(2, 1024 // max(1, count)))
     each = -(-blocks // number)
-    return Spread(-(-blocks // each), each, 4096, 1024, 8192, 8)
+    return Search(16384, 8, 16, 16384, -(-blocks // each), each, 2048, 4, 2048, 8)
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..kernels.filters import COLUMNS, find_thresholds
+from ..kernels.filters import find_thresholds
 from ..kernels.logits_processing import TOP_P
-from ..kernels.nucleus import count_bins, settle_nucleus, weigh_bins
-from .blocks import LAUNCH, Grouping, power_of_two, row_block_of, spread_of
+from ..kernels.nucleus import COLUMNS, MASSES, ask_by_sample, settle_nucleus, weigh_rows
+from .blocks import LAUNCH, Grouping, power_of_two, row_block_of, search_of
 
 
 def thresholds_of(
@@ -28,31 +28,31 @@ def thresholds_of(
         grouping: how tokens are grouped.
     """
     (count, vocab_size), device = processed.shape, processed.device
-    number, space = maxima.shape[1], spread_of(device, count, vocab_size)
+    block, num_groups = row_block_of(device, vocab_size), maxima.shape[1]
     thresholds = torch.empty(count, dtype=torch.int32, device=device)
     largest = torch.empty(count, dtype=torch.float32, device=device)
     state = torch.empty(count, COLUMNS.value, dtype=torch.int32, device=device)
-    bins = torch.empty(count, space.bins, dtype=torch.int32, device=device)
-    mass = torch.empty(count, 2, dtype=torch.int64, device=device)
-    keys = torch.empty(count, space.slots, dtype=torch.int32, device=device)
+    mass = torch.empty(count, MASSES.value, dtype=torch.int64, device=device)
+    listed = torch.empty(count, grouping.list, dtype=torch.int32, device=device)
     find_thresholds[(count,)](
-        processed, rows, numbers, reals, maxima, torch.empty_like(maxima), keys, thresholds, largest, state, bins, mass,
-        vocab_size, number, MOST=grouping.most, BINS=space.bins, SLOTS=space.slots, LIST=grouping.list,
-        GROUPS=power_of_two(number), GROUP=grouping.group, TILE=grouping.tile, BLOCK=row_block_of(device, vocab_size),
+        processed, rows, numbers, reals, maxima, torch.empty_like(maxima), listed, thresholds, largest, state, mass,
+        vocab_size, num_groups, MOST=grouping.most, LIKELY=grouping.likely, LIST=grouping.list,
+        GROUPS=power_of_two(num_groups), GROUP=grouping.group, TILE=grouping.tile, BLOCK=block,
         num_warps=grouping.warps, **LAUNCH,
     )  # fmt: skip
     if stages & TOP_P.value:
-        grid = (count, space.parts)
-        count_bins[grid](
-            processed, state, largest, thresholds, bins, vocab_size, space.part_blocks, BINS=space.bins,
-            BLOCK=space.block, num_warps=space.warps, **LAUNCH,
+        search = search_of(device, count, vocab_size)
+        asked = torch.empty(count, search.slots, dtype=torch.int32, device=device)
+        ask_by_sample[(count,)](
+            processed, state, largest, thresholds, rows, reals, mass, vocab_size, SAMPLE=search.sample, RUN=search.run,
+            num_warps=search.sample_warps, **LAUNCH,
         )  # fmt: skip
-        weigh_bins[grid](
-            processed, state, largest, thresholds, rows, reals, bins, mass, keys, vocab_size, space.part_blocks,
-            BINS=space.bins, LIST=space.slots, BLOCK=space.block, num_warps=space.warps, **LAUNCH,
+        weigh_rows[(count, search.parts)](
+            processed, state, largest, thresholds, mass, asked, vocab_size, search.part_blocks, SLOTS=search.slots,
+            BLOCK=search.block, num_warps=search.warps, **LAUNCH,
         )  # fmt: skip
         settle_nucleus[(count,)](
-            processed, state, largest, thresholds, rows, reals, mass, keys, vocab_size, FEW=space.slots // 8,
-            LIST=space.slots, BLOCK=row_block_of(device, vocab_size), num_warps=8, **LAUNCH,
+            processed, state, largest, thresholds, rows, reals, mass, listed, asked, vocab_size, LIST=grouping.list,
+            SLOTS=search.slots, BLOCK=search.settle_block, num_warps=search.settle_warps, **LAUNCH,
         )  # fmt: skip
     return thresholds

@@ -98,7 +98,7 @@ def thresholds(package, device="cpu"):
     logits = torch.from_numpy(np.stack([logits for logits, _ in pairs])).to(device)
     order = torch.arange(len(pairs), dtype=torch.int32, device=device)
     maxima = torch.zeros(len(pairs), V // LANES + 1, dtype=torch.int32, device=device)
-    never_by_groups = blocks.Grouping(LANES, 1, 0, LANES, 4)
+    never_by_groups = blocks.Grouping(LANES, 1, 0, 0, LANES, 4)
     with mock.patch.object(host, "row_block_of", return_value=LANES):
         return host.thresholds_of(logits, maxima, order, numbers, reals, stages.TOP_K.value, never_by_groups).tolist()
 
