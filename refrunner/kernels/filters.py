@@ -112,7 +112,7 @@ def find_thresholds(
     maxima_ptr,  # [N, groups] int32: largest integer of each group of tokens
     groups_ptr,  # [N, groups] int32, for itself
     list_ptr,  # [N, LIST] int32, out: integers above a line, for `nucleus`
-    threshold_ptr,  # [N] int32, out: tokens whose `ordered` logit is below it are dropped
+    threshold_ptr,  # [N] int32, out: tokens whose `ordered` logit is below it are dropped; LOWEST without a filter
     largest_ptr,  # [N] float32, out
     state_ptr,  # [N, COLUMNS] int32, out, see `nucleus`
     mass_ptr,  # [N, MASSES] int64, out, likewise
@@ -133,6 +133,7 @@ def find_thresholds(
     state_ptr += index * COLUMNS
     tl.store(state_ptr + OPEN, 0)
     if (stages & FILTERS) == 0:
+        tl.store(threshold_ptr + index, LOWEST)
         return
     logits_ptr = processed_ptr + index * vocab_size
     groups_ptr += index * num_groups

@@ -57,7 +57,7 @@ class Processed:
         stages: int32 [R], stages of each row of the tables; any stride.
         logits: float32 [N, V], dense, through all stages and divided by the temperature; undefined in rows without a
             stage.
-        thresholds: int32 [N], see ``kernels.filters``; undefined in rows without a filter.
+        thresholds: int32 [N], see ``kernels.filters``; the lowest integer in rows without a filter.
     """
 
     stages: Tensor

@@ -24,6 +24,7 @@ class Filters:
 
 
 FILTERS = (
+    Filters(),
     *(Filters(top_p=p) for p in (1e-30, 0.1, 0.5, 0.9, 0.999)),
     *(Filters(top_k=k) for k in (1, 2, 7, 8, 9, 44, 45, 300, V, V + 1)),
     *(Filters(top_k=k, top_p=p) for k, p in ((1, 0.8), (7, 0.8), (20, 0.3), (20, 0.6), (40, 0.4), (300, 0.8))),
