@@ -198,6 +198,8 @@ def _told(order: Mapping[str, JSON]) -> Iterator[dict[str, Any]]:
 
 def _judge_planted(judged: Judged, target: str) -> None:
     """Let a campaign that is told nothing look for each of the planted faults."""
+    from mrv2.fuzz.mutants.planted import PLANTED  # brings numpy, see ``_package_of``
+
     if target != REFERENCE:
         raise InputError(
             f"TARGET {target!r} with --only planted",
@@ -209,7 +211,12 @@ def _judge_planted(judged: Judged, target: str) -> None:
         file = Path(folder) / "planted.json"
         command = [sys.executable, "-m", "mrv2.fuzz.mutants.score", "--out", str(file)]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
-        judged.planted = json_text.loads(file.read_text(encoding="utf-8"))["faults"]
+        scores = json_text.loads(file.read_text(encoding="utf-8"))["faults"] if file.exists() else {}
+    # A fault whose process failed has no score, and was not found.
+    faults = [mutation for part in PLANTED.values() for mutation in part]
+    judged.planted = {
+        fault.name: scores.get(fault.name, {"found": False, "cases": 0, "fault": fault.doc}) for fault in faults
+    }
 
 
 def _print(console: Console, judged: Judged) -> None:

@@ -1,9 +1,10 @@
 """Whether a campaign that is not told what to look for finds each of the planted faults, and how small it makes them.
 
-    python -m mrv2.fuzz.mutants.score --out ci/results/planted_faults.json [--cases N] [--only NAME]...
+    python -m mrv2.fuzz.mutants.score --out ci/results/planted_faults.json --commit HASH [--workers N] [--only NAME]...
 
-Every fault gets a campaign with the default settings, one worker, in a process of its own. Started again with the same
-file, it goes on with the faults that are not in it. Times are of the processor, compilers of kernels included, so that
+Every fault gets a campaign with the default settings, one worker, in a process of its own, and is written down when it
+is over, whichever others still run. Started again with the same file and commit, it goes on with the faults that are
+not in it; those whose process failed are among them. Times are of the processor, compilers of kernels included, so that
 a busy machine changes little; loading Python's modules is not counted.
 """
 
@@ -17,10 +18,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from mrv2.checks.errors import CheckError
 from mrv2.checks.findings import JSON
 from mrv2.checks.virtual.replay import environment
 from mrv2.fuzz.campaign.durable import write_durably
@@ -144,43 +146,65 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.one:
         print(json.dumps(score(_by_name()[options.one][1], options.cases)))
         return 0
-    known: dict[str, Any] = (
-        json.loads(options.out.read_text(encoding="utf-8"))["faults"] if options.out.exists() else {}
-    )
-    missing = [fault for fault in _wanted(options.only) if fault[0] not in known]
-    with ThreadPoolExecutor(options.workers) as pool:
-        # One after another: nothing further is begun when somebody ends it.
-        each = map if options.workers == 1 else pool.map
-        scores = each(lambda fault: _in_a_process(fault[0], options.cases), missing)
-        for (name, (part, mutation)), entry in zip(missing, scores, strict=True):
+    faults = _by_name()
+    known = _known(options.out, options.commit)
+    missing = [name for name in faults if name not in known and name in (options.only or faults)]
+    for name, entry in _scores(missing, options.cases, options.workers):
+        if entry is not None:
+            part, mutation = faults[name]
             known[name] = {"part": part, "fault": mutation.doc, **entry}
-            _write(options.out, known, options.cases)
-            print(f"{name}: {known[name]}", flush=True)
-    return 0 if set(known) == set(_by_name()) and all(entry["found"] for entry in known.values()) else 1
+            in_order = {fault: known[fault] for fault in faults if fault in known}
+            _write(options.out, in_order, options.cases, options.commit)
+        print(f"{name}: {'its process failed, so it is not in the file' if entry is None else entry}", flush=True)
+    return 0 if set(known) == set(faults) and all(entry["found"] for entry in known.values()) else 1
 
 
-def _wanted(only: Sequence[str] | None) -> Iterator[tuple[str, tuple[str, Mutation]]]:
-    for name, fault in _by_name().items():
-        if not only or name in only:
-            yield name, fault
+def _known(path: Path, commit: str) -> dict[str, Any]:
+    """The faults of a file that was begun before, at the same commit."""
+    if not path.exists():
+        return {}
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if content.get("commit") != commit:
+        raise CheckError(
+            f"{path}, of commit {content.get('commit')}",
+            f"a score is of one commit, and {commit} is asked for",
+            "a fault that was found by another fuzzer says nothing of this one",
+            "another --out, or the same commit",
+        )
+    faults: dict[str, Any] = content["faults"]
+    return faults
+
+
+def _scores(names: Sequence[str], cases: int, workers: int) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """Each fault with its score, in the order in which they are over; None if its process failed."""
+    if workers == 1:  # one after another: nothing further is begun when somebody ends it
+        yield from ((name, _in_a_process(name, cases)) for name in names)
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        running = {pool.submit(_in_a_process, name, cases): name for name in names}
+        for done in as_completed(running):
+            yield running[done], done.result()
 
 
 def _by_name() -> dict[str, tuple[str, Mutation]]:
     return {mutation.name: (part, mutation) for part, mutations in PLANTED.items() for mutation in mutations}
 
 
-def _in_a_process(name: str, cases: int) -> dict[str, Any]:
+def _in_a_process(name: str, cases: int) -> dict[str, Any] | None:
     command = [sys.executable, "-m", "mrv2.fuzz.mutants.score", "--one", name, "--cases", str(cases)]
-    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if ran.returncode != 0:
+        return None
     entry: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     return entry
 
 
-def _write(path: Path, faults: dict[str, Any], cases: int) -> None:
+def _write(path: Path, faults: dict[str, Any], cases: int, commit: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     content: dict[str, JSON] = {
         "schema": 1,
         "what": "campaigns with the default settings against one planted fault each, not told which",
+        "commit": commit,
         "cases_at_most": cases,
         "environment": dict(environment()),
         "summary": summary(faults),
@@ -192,6 +216,7 @@ def _write(path: Path, faults: dict[str, Any], cases: int) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("planted_faults.json"))
+    parser.add_argument("--commit", default="", help="of the tree that runs; it is written down")
     parser.add_argument("--cases", type=int, default=CASES, help="after so many a campaign gives up")
     parser.add_argument("--workers", type=int, default=1, help="campaigns at once, each of one process")
     parser.add_argument("--only", action="append", metavar="NAME", help="only this fault; may be repeated")

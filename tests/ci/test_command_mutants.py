@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from mrv2.ci.command import mutants
 from mrv2.ci.command.app import app
 from mrv2.ci.command.mutants import Judged, _sums
 from mrv2.ci.command.mutants_worker import _is_at
@@ -116,3 +117,16 @@ def test_the_bar_is_held():
     assert Judged(verdicts(killed=95, survived=5)).verdict.value == "pass"
     assert Judged(verdicts(killed=94, survived=6)).verdict.value == "fail"
     assert Judged(verdicts(equivalent=3)).verdict.value == "inconclusive"
+
+
+def test_a_planted_fault_without_a_score_was_not_found(monkeypatch):
+    """Its process failed; the others' scores are kept."""
+
+    def half_done(command, **_):
+        scored = planted(row_not_reset=True)
+        Path(command[command.index("--out") + 1]).write_text(json.dumps({"faults": scored}))
+
+    monkeypatch.setattr(mutants.subprocess, "run", half_done)
+    judged = Judged()
+    mutants._judge_planted(judged, "refrunner")
+    assert list(_sums(judged)) == ["1 of 30 planted faults found"] and judged.verdict.value == "fail"

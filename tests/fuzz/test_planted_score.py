@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from mrv2.checks.errors import CheckError
 from mrv2.fuzz.mutants import PLANTED, Mutation, score
 
 FAULT = next(mutation for mutation in PLANTED["positions"] if mutation.name == "logits_of_first_lane")
@@ -48,7 +49,31 @@ def test_the_score_goes_on_where_it_was(tmp_path, monkeypatch, workers):
     content = json.loads(out.read_text())
     assert content["summary"]["tried"] == 2 and content["summary"]["found"] == 1
     assert content["summary"]["median_events"] == 2
+    with pytest.raises(CheckError, match="of one commit"):
+        score.main(["--out", str(out), "--commit", "another"])
     assert score.main(["--out", str(out), "--workers", workers]) == 1, "one was not found"
     assert len(ran) == 31 and ran[2] in ran[3:6]
     names = list(json.loads(out.read_text())["faults"])
     assert names == [mutation.name for part in PLANTED.values() for mutation in part]
+
+
+def test_neither_a_slow_fault_nor_a_process_that_fails_keeps_the_others_from_the_file(tmp_path, monkeypatch):
+    out, names = tmp_path / "score.json", [mutation.name for part in PLANTED.values() for mutation in part][:4]
+    slow, failing, *others = names
+
+    def run(name, cases):
+        if name == slow:
+            while not out.exists() or set(json.loads(out.read_text())["faults"]) != set(others):
+                pass
+        return None if name == failing else entry()
+
+    monkeypatch.setattr(score, "_in_a_process", run)
+    only = [option for name in names for option in ("--only", name)]
+    assert score.main(["--out", str(out), "--workers", "4", "--commit", "abc", *only]) == 1
+    content = json.loads(out.read_text())
+    assert list(content["faults"]) == [slow, *others] and content["commit"] == "abc"
+
+
+def test_a_process_that_fails_has_no_score(monkeypatch):
+    monkeypatch.setattr(score.sys, "executable", "/bin/false")
+    assert score._in_a_process("none", 1) is None
