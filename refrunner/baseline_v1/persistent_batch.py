@@ -30,39 +30,31 @@ class CachedRequest:
     Attributes:
         request: as it entered.
         token_ids: every token known on the host.
-        computed: tokens computed, those of steps in flight included.
-        total: tokens known on the device, those of steps in flight included.
         blocks: its KV blocks, of each group; the null block where one left the window.
         num_below: how many of them did, of each group.
         report: of its prompt, while it is out of the batch.
+        was_in_batch: whether a row has been filled from it.
     """
 
     request: NewRequest
     token_ids: list[int]
-    computed: int
-    total: int
     blocks: tuple[list[int], ...]
     num_below: list[int]
     report: PromptReport | None = None
+    was_in_batch: bool = False
 
     @classmethod
     def of(cls, request: NewRequest, num_groups: int) -> CachedRequest:
         """A request that enters."""
         blocks: tuple[list[int], ...] = tuple([] for _ in range(num_groups))
-        known = len(request.token_ids)
-        return cls(request, list(request.token_ids), request.num_computed_tokens, known, blocks, [0] * num_groups)
+        return cls(request, list(request.token_ids), blocks, [0] * num_groups)
 
-    @property
-    def prefill_len(self) -> int:
-        """Tokens that were known when it entered."""
-        return len(self.request.token_ids)
-
-    def drop_below_window(self, windows: Sequence[int], block_size: int) -> list[int]:
-        """Let go of the blocks that no later token can see, and say which they were."""
+    def drop_below_window(self, windows: Sequence[int], computed: int, block_size: int) -> list[int]:
+        """Let go of the blocks that no token behind the computed ones can see, and say which they were."""
         dropped = []
         for group, window in enumerate(windows):
             held = self.blocks[group]
-            below = min(blocks_below_window(window, self.computed, block_size), len(held))
+            below = min(blocks_below_window(window, computed, block_size), len(held))
             for place in range(self.num_below[group], below):
                 dropped.append(held[place])
                 held[place] = NULL_BLOCK
@@ -135,6 +127,7 @@ class PersistentBatch:
             self.write_blocks(row, group, 0, blocks)
         for keeper in self._keepers:
             keeper.fill(row, cached)
+        cached.was_in_batch = True
         self.changed = True
 
     def write_blocks(self, row: int, group: int, start: int, blocks: Sequence[int]) -> None:

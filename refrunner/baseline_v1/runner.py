@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from itertools import chain
+from itertools import chain, compress, filterfalse
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +32,9 @@ from ..model_runner import check_context
 from ..models.config import LlamaConfig
 from ..models.llama import LlamaModel
 from ..phases import Phase, phase
+from ..sampling.prompt_logprobs import PromptReport
 from ..sampling.sampler import SamplerOutput
+from ..scheduled import Scheduled, gather
 from ..staging import PackedUpload, PinnedRing
 from ..startup import largest_shape
 from ..step_check import StepChecker
@@ -73,8 +74,16 @@ class BaselineRunner:
         self.config = config
         self.batch: InputBatch | None = None
         self.requests: dict[str, CachedRequest] = {}
+        # What the contract of a step is checked against; those of steps in flight are counted.
+        self._computed: dict[str, int] = {}
+        self._total: dict[str, int] = {}
+        self._prefill_len: dict[str, int] = {}
+        self._num_blocks: dict[str, list[int]] = {}
+        # Live requests whose draws depend on the tokens before.
+        self._with_history: set[str] = set()
         self._device = device = Device(config.device)
         self._windows = KVGroups.of_layers(model.layer_windows).windows
+        self._has_windows = any(self._windows)
         self._checker = StepChecker(config, model.vocab_size, self._windows)
         self._grammar = NoGrammars()
         with device.on_main_stream():
@@ -158,15 +167,17 @@ class BaselineRunner:
         self._device.synchronize()
 
     def _enqueue(self, step: Step) -> Handle:
-        self._pass_barrier(step)
         with phase(Phase.STATE_UPDATE):
+            self._pass_barrier(step)
             self._update_states(step)
+            scheduled = self._gather(step)
         with phase(Phase.STAGING):
             self._keep_up_blocks(step)
             if not step.scheduled:
                 return EmptyOutput()
-            graph = self._graphs.find(self._needs(step))
-            self.batch = self._build(step, graph)
+            decode_only = bool(scheduled.decodes.all())
+            graph = self._graphs.find(BatchNeeds(scheduled.num_tokens, len(scheduled.rows), decode_only))
+            self.batch = self._build(scheduled, graph)
             history = self._upload_sampling(self.batch)
             self._barrier.uploads_enqueued(self._device.record_event())
         with phase(Phase.FORWARD):
@@ -176,30 +187,21 @@ class BaselineRunner:
             sampled = self._sampler.sample(logits, self.batch, history)
             prompts = self._prompt_logprobs.advance(self.batch, hidden, self._model.compute_logits, history)
         with phase(Phase.DOWNLOAD):
-            rows = {name: row for row, name in enumerate(self.rows.names) if self._reaches_end(step, name)}
-            output: AsyncOutput | EmptyOutput = EmptyOutput()
-            if rows:
-                draws = np.fromiter((name in rows for name in self.rows.names), np.bool_, len(self.rows.names))
-                output = AsyncOutput(self._device, self.batch, draws, sampled, prompts)
-                self._barrier.drawn(self._draws(output, sampled, rows))
+            output = self._download(scheduled, self.batch, sampled, prompts)
         with phase(Phase.STATE_UPDATE):
-            self._advance(step)
+            self._advance(scheduled)
         return output
 
     def _checked(self, step: Step) -> Step:
-        live = self.requests
-        computed = {name: cached.computed for name, cached in live.items()}
-        total = {name: cached.total for name, cached in live.items()}
-        num_blocks = {name: tuple(map(len, cached.blocks)) for name, cached in live.items()}
-        step = self._checker.check(step, computed, total, num_blocks, self._holders.of_block)
-        self._grammar.check(step, computed, total)
+        step = self._checker.check(step, self._computed, self._total, self._num_blocks, self._holders.of_block)
+        self._grammar.check(step, self._computed, self._total)
         return step
 
     def _pass_barrier(self, step: Step) -> None:
         """Wait, and write what has arrived behind the known tokens of requests that are still the same."""
-        new = {request.request_id: request.sampling for request in step.new}
-        sampling = (new.get(name) or self.requests[name].request.sampling for name in step.scheduled)
-        for cached, token in self._barrier.wait(whole_history=any(map(reads_history, sampling))):
+        new = {request.request_id for request in step.new if reads_history(request.sampling)}
+        whole_history = any(name in step.scheduled for name in new | self._with_history)
+        for cached, token in self._barrier.wait(whole_history=whole_history):
             place = len(cached.token_ids)
             cached.token_ids.append(token)
             row = self.rows.row_of.get(cached.request.request_id)
@@ -214,40 +216,57 @@ class BaselineRunner:
         rows = self.rows
         replaced = [request.request_id for request in step.new if request.request_id in self.requests]
         left = [self._remove(name) for name in dict.fromkeys((*step.finished, *step.preempted, *replaced))]
-        for name in [name for name in rows.row_of if name not in step.scheduled]:
+        for name in [*filterfalse(step.scheduled.__contains__, rows.row_of)]:
             rows.remove(name, self.requests[name])
         for request in step.new:
-            self.requests[request.request_id] = CachedRequest.of(request, len(self._windows))
+            self._enter(request)
         for name, groups in step.new_blocks.items():
             self._append(name, groups)
         self._upkeep.freed(block for block in chain(*left) if block not in self._holders.of_block)
-        for name in step.scheduled:
-            if name not in rows.row_of:
-                rows.add(name, self.requests[name])
+        for name in [*filterfalse(rows.row_of.__contains__, step.scheduled)]:
+            rows.add(name, self.requests[name])
         rows.condense()
         if step.scheduled:
             rows.reorder(self._attention.order({name: step.scheduled[name] for name in rows.names}))
         for name, row in rows.row_of.items():
-            rows.num_computed[row] = self.requests[name].computed
-            rows.hide_below_window(row, self.requests[name])
+            rows.num_computed[row] = self._computed[name]
+        if self._has_windows:
+            for name, row in rows.row_of.items():
+                rows.hide_below_window(row, self.requests[name])
+
+    def _enter(self, request: NewRequest) -> None:
+        name, known = request.request_id, len(request.token_ids)
+        self.requests[name] = CachedRequest.of(request, len(self._windows))
+        self._computed[name], self._total[name], self._prefill_len[name] = request.num_computed_tokens, known, known
+        self._num_blocks[name] = [0] * len(self._windows)
+        if reads_history(request.sampling):
+            self._with_history.add(name)
+
+    def _gather(self, step: Step) -> Scheduled:
+        """What is scheduled, by the rows of the batch."""
+        rows = self.rows
+        return gather(rows.names, step, rows.row_of, self._computed, self._total, self._prefill_len)
 
     def _remove(self, name: str) -> list[int]:
         """Forget a request; returns the blocks that nobody holds any more."""
         cached = self.requests.pop(name)
+        del self._computed[name], self._total[name], self._prefill_len[name], self._num_blocks[name]
+        self._with_history.discard(name)
         if name in self.rows.row_of:
             self.rows.remove(name, cached)
         return self._holders.remove(name, [block for block in chain(*cached.blocks) if block])
 
     def _append(self, name: str, groups: tuple[tuple[int, ...], ...]) -> None:
         cached, row = self.requests[name], self.rows.row_of.get(name)
-        places = dict(places_of(groups, [len(held) for held in cached.blocks]))
+        places = dict(places_of(groups, self._num_blocks[name]))
         for group, (held, blocks) in enumerate(zip(cached.blocks, groups, strict=True)):
             if row is not None:
                 self.rows.write_blocks(row, group, len(held), blocks)
             held.extend(blocks)
+        self._num_blocks[name] = [len(held) for held in cached.blocks]
         self._holders.add(name, places)
-        given = (block for block, place in places.items() if place * self.config.block_size >= cached.computed)
-        self._upkeep.given(given)
+        computed = self._computed[name]
+        self._upkeep.given(block for block, place in places.items() if place * self.config.block_size >= computed)
 
     def _keep_up_blocks(self, step: Step) -> None:
         """Enqueue the copies and fills of whole blocks, which go the other runner's way: they are no input."""
@@ -257,22 +276,11 @@ class BaselineRunner:
         upload.send(self._ring)
         self._upkeep.apply(upload)
 
-    def _needs(self, step: Step) -> BatchNeeds:
-        """What the batch asks of a graph."""
-        live = self.requests
-        decode_only = all(live[name].computed >= live[name].prefill_len for name in step.scheduled)
-        return BatchNeeds(sum(step.scheduled.values()), len(step.scheduled), decode_only)
-
-    def _build(self, step: Step, graph: Candidate | None) -> InputBatch:
-        names = self.rows.names
-        counts = [step.scheduled[name] for name in names]
-        unknown = [row for row, name in enumerate(names) if self._newest_is_unknown(name)]
+    def _build(self, scheduled: Scheduled, graph: Candidate | None) -> InputBatch:
+        names = scheduled.request_ids
+        unknown = [row for row, name in enumerate(names) if len(self.requests[name].token_ids) < self._total[name]]
         shape = graph.shape(len(names)) if graph else None
-        return self._inputs.build(counts, unknown, self._barrier.latest, shape)
-
-    def _newest_is_unknown(self, name: str) -> bool:
-        cached = self.requests[name]
-        return len(cached.token_ids) < cached.total
+        return self._inputs.build(scheduled.counts, unknown, self._barrier.latest, shape)
 
     def _upload_sampling(self, batch: InputBatch) -> History:
         """Enqueue parameters if the batch has changed, and known tokens if a stage reads them."""
@@ -280,10 +288,9 @@ class BaselineRunner:
         if self.rows.changed:
             self._sampler.upload(count)
             self.rows.changed = False
-        live = [self.requests[name] for name in self.rows.names]
-        if not self._prompt_logprobs.is_busy and not any(reads_history(one.request.sampling) for one in live):
+        if not self._prompt_logprobs.is_busy and self._with_history.isdisjoint(self.rows.row_of):
             return self._no_history
-        lengths = [len(cached.token_ids) for cached in live]
+        lengths = [len(self.requests[name].token_ids) for name in self.rows.names]
         history = history_of(self.rows, lengths, batch.rows, self._device)
         self._sampler.count_history(batch.rows, history, max(lengths))
         return history
@@ -295,17 +302,26 @@ class BaselineRunner:
             return self._graphs.captured[graph].replay(self._attention.forward)
         return self._model.forward(batch.input_ids, batch.positions, self._attention.forward)
 
-    def _reaches_end(self, step: Step, name: str) -> bool:
-        return self.requests[name].computed + step.scheduled[name] >= self.requests[name].total
+    def _download(
+        self, scheduled: Scheduled, batch: InputBatch, sampled: SamplerOutput, prompts: tuple[PromptReport, ...]
+    ) -> AsyncOutput | EmptyOutput:
+        """Enqueue the download, and remember what was drawn for whom."""
+        if not scheduled.draws.any():
+            return EmptyOutput()
+        output = AsyncOutput(self._device, batch, scheduled.draws, sampled, prompts)
+        drawn = compress(enumerate(scheduled.request_ids), scheduled.draws)
+        requests = {name: (self.requests[name], row) for row, name in drawn}
+        self._barrier.drawn(Draws(output, sampled.token_ids, requests))
+        return output
 
-    def _draws(self, output: AsyncOutput, sampled: SamplerOutput, rows: Mapping[str, int]) -> Draws:
-        return Draws(output, sampled.token_ids, {name: (self.requests[name], row) for name, row in rows.items()})
-
-    def _advance(self, step: Step) -> None:
+    def _advance(self, scheduled: Scheduled) -> None:
         """Count what was enqueued, and let go of blocks that have left a window."""
-        for name, count in step.scheduled.items():
-            cached = self.requests[name]
-            cached.total += self._reaches_end(step, name)
-            cached.computed += count
-            dropped = cached.drop_below_window(self._windows, self.config.block_size)
-            self._upkeep.freed(self._holders.remove(name, dropped))
+        self._computed.update(scheduled.computed_after())
+        for name, drawn in scheduled.drawn():
+            self._total[name] += drawn
+        if self._has_windows:
+            for name in scheduled.request_ids:
+                below = self.requests[name].drop_below_window(
+                    self._windows, self._computed[name], self.config.block_size
+                )
+                self._upkeep.freed(self._holders.remove(name, below))

@@ -116,7 +116,7 @@ class BatchPromptLogprobs(PromptLogprobs):
         """Begin a report if the request wants one, or go on with what it has."""
         if cached.report is not None:
             self._reports[row] = cached.report
-        elif cached.computed == cached.request.num_computed_tokens:
+        elif not cached.was_in_batch:
             self.add(row, cached.request)
 
     def clear(self, row: int, cached: CachedRequest) -> None:

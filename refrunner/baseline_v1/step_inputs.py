@@ -40,12 +40,16 @@ class StepInputs:
         self._poison = (vocab_size - 1, config.max_model_len - 1) if config.poison else None
 
     def build(
-        self, counts: Sequence[int], unknown: Sequence[int], draws: Draws | None, shape: BatchShape | None
+        self,
+        counts: NDArray[np.int32] | Sequence[int],
+        unknown: Sequence[int],
+        draws: Draws | None,
+        shape: BatchShape | None,
     ) -> InputBatch:
         """Fill the arrays for the first rows of the batch, enqueue their uploads, and return the batch.
 
         Args:
-            counts: tokens to compute of each row.
+            counts: int32 [N], tokens to compute of each row.
             unknown: rows whose newest token only the device knows.
             draws: of the step that drew these tokens.
             shape: size with padding; by default the next multiples of ``pad_to``.
