@@ -23,6 +23,7 @@ from mrv2.checks.sync.settings import Settings
 from mrv2.checks.sync.virtual import install
 from mrv2.checks.sync.watch import Watch
 from mrv2.checks.virtual.runs import Run, run_program
+from mrv2.checks.virtual.transcript import Note
 from mrv2.fuzz.checked import checked_runner
 from mrv2.fuzz.feature_sets.chance import by_chance
 from mrv2.fuzz.feature_sets.judge import Chances, Tally, chances_of, judge_of, whole_prompts
@@ -90,19 +91,22 @@ class CaseOutcome:
     moments: int = 0
 
 
-def run_case(target: RunnerTarget, script: Script) -> CaseOutcome:
+def run_case(target: RunnerTarget, script: Script, note: Note | None = None) -> CaseOutcome:
     """Run a script, and once more if it has a relation, and judge what it showed.
+
+    Args:
+        note: is called with each event of the virtual device.
 
     Raises:
         Refused: the target refuses its settings.
     """
-    outcome = _run(target, script)
+    outcome = _run(target, script, note)
     if script.relation in RELATIONS and not outcome.failures:
-        return _related(target, script, outcome)
+        return _related(target, script, outcome, note)
     return outcome
 
 
-def _related(target: RunnerTarget, script: Script, base: CaseOutcome) -> CaseOutcome:
+def _related(target: RunnerTarget, script: Script, base: CaseOutcome, note: Note | None) -> CaseOutcome:
     """The outcome of a script with what is wrong with the changed ones, and where they differ from it."""
     relation = RELATIONS[script.relation or ""]
     results: dict[str, RequestResult] = {}
@@ -111,7 +115,7 @@ def _related(target: RunnerTarget, script: Script, base: CaseOutcome) -> CaseOut
     near_ties, steps = base.tally.near_ties, base.steps
     for other in relation.others(script):
         try:
-            outcome = _run(target, other.script)
+            outcome = _run(target, other.script, note)
         except Refused:
             return replace(base, failures=_each_once(found), steps=steps)
         found += outcome.failures
@@ -137,7 +141,7 @@ def _chosen_anew(script: Script, base: CaseOutcome) -> set[str]:
     return drawing & base.results.keys()
 
 
-def _run(target: RunnerTarget, script: Script) -> CaseOutcome:
+def _run(target: RunnerTarget, script: Script, note: Note | None) -> CaseOutcome:
     program = Program(target, script)
     if script.schedule is None:
         with triton_cpu.enabled() as session:
@@ -145,7 +149,7 @@ def _run(target: RunnerTarget, script: Script) -> CaseOutcome:
         return outcome_of(program, tuple(map(portable, session.findings)))
     versions = HostVersions()
     with Watch(own_settings(target) or Settings()) as watch:
-        run = run_program(program, script.schedule, hooks=(install(watch), versions.install))
+        run = run_program(program, script.schedule, note=note, hooks=(install(watch), versions.install))
     if program.refusal is not None:
         raise program.refusal
     waits = [finding for finding in watch.findings if finding.code != FULL_QUEUE]

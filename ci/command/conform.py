@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mrv2.checks.errors import CheckError
-from mrv2.checks.findings import Finding, RunVerdict, Soundness, Verdict
+from mrv2.checks.findings import JSON, Finding, RunVerdict, Soundness, Verdict
 from mrv2.ci.report import console as screen
 from mrv2.ci.report.json_report import Report, check_destination, write_report
 from mrv2.ci.report.outcome import ReportedFinding
@@ -17,6 +17,7 @@ from .environment import describe
 from .shared import DebugOption, JsonOption, exit_code, guarded, output
 
 if TYPE_CHECKING:
+    from mrv2.fuzz.campaign.fitness import Lack
     from mrv2.fuzz.conformance import Check, Checked
 
 conform = typer.Typer(help="Whether an adapter keeps what its protocol promises.", no_args_is_help=True)
@@ -25,7 +26,7 @@ Name = Annotated[str, typer.Argument(metavar="TARGET", help="refrunner, baseline
 
 @conform.command()
 def runner(target: Name, json: JsonOption = None, debug: DebugOption = False) -> None:
-    """Check an adapter of a runner; fails with what to write instead."""
+    """Check an adapter of a runner; fails with what to write instead, and says what a campaign lacks."""
     with guarded(debug):
         from mrv2.checks import triton_cpu
         from mrv2.fuzz.conformance import RUNNER_CHECKS
@@ -34,7 +35,7 @@ def runner(target: Name, json: JsonOption = None, debug: DebugOption = False) ->
 
         with importable(Path.cwd()), triton_cpu.enabled():
             found = _instance(target)
-            _answer("conform runner", target, found, RUNNER_CHECKS, json)
+            _answer("conform runner", target, found, RUNNER_CHECKS, json, fuzzed=True)
 
 
 @conform.command()
@@ -64,8 +65,13 @@ def _instance(reference: str) -> object:
     return found() if isinstance(found, type) else found
 
 
-def _answer(command: str, name: str, target: object, checks: tuple[Check, ...], json: Path | None) -> None:
+def _answer(
+    command: str, name: str, target: object, checks: tuple[Check, ...], json: Path | None, *, fuzzed: bool = False
+) -> None:
     """Run the checks and show them; the verdict last.
+
+    Args:
+        fuzzed: say also what ``mrv2 fuzz`` needs of the target and has not.
 
     Raises:
         Exit: with the code of the verdict.
@@ -77,13 +83,26 @@ def _answer(command: str, name: str, target: object, checks: tuple[Check, ...], 
     results = run(target, checks)
     faults = [fault for result in results for fault in result.faults or ()]
     verdict = RunVerdict.FAIL if faults else RunVerdict.PASS
+    lacking = _lacks(target) if fuzzed and not results[0].faults else []
     if json:
         findings = tuple(ReportedFinding(_as_finding(fault)) for fault in faults)
-        write_report(json, Report(command, describe(), verdict, {"name": name}, findings))
+        lacked: dict[str, JSON] = {"lacks": {lack.name: lack.costs for lack in lacking}} if fuzzed else {}
+        write_report(json, Report(command, describe(), verdict, {"name": name}, findings, metrics=lacked))
     for result in results:
         _show(result)
-    screen.line(output(), f"{verdict.value.upper()}: {screen.count(len(faults), 'fault')} of {name}")
+    for lack in lacking:
+        screen.line(output(), f"{'needed' if lack.needed else 'lacks':8}{lack.name}: {lack.costs}")
+    unfit = [lack.name for lack in lacking if lack.needed]
+    fitness = f"; not to be fuzzed without {', '.join(unfit)}" if unfit else "; fit to be fuzzed" if fuzzed else ""
+    fitness = fitness if verdict is RunVerdict.PASS else ""
+    screen.line(output(), f"{verdict.value.upper()}: {screen.count(len(faults), 'fault')} of {name}{fitness}")
     raise typer.Exit(exit_code(verdict))
+
+
+def _lacks(target: Any) -> list[Lack]:
+    from mrv2.fuzz.campaign.fitness import lacks
+
+    return list(lacks(target))
 
 
 def _show(result: Checked) -> None:

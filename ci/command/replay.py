@@ -39,7 +39,8 @@ def replay(
 ) -> None:
     """Repeat a recorded run; fails unless every event is the same, and says where it is not.
 
-    A finding of mrv2 fuzz is repeated by running its script: it passes if that goes wrong in the same way.
+    A finding of mrv2 fuzz is repeated by running its script: it passes if that goes wrong in the same way, and says
+    whether tokens, findings and timeline are the same, and which versions are not.
 
     PASS is about the repetition alone: what the recorded run was found to do wrong is found again, and listed.
     One that ends by raising is INCONCLUSIVE: the file does not say how the recorded run ended.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from .fuzz import as_finding
 
 if TYPE_CHECKING:
     from mrv2.fuzz.campaign.findings import FoundCase
+    from mrv2.fuzz.campaign.observed import Observed
     from mrv2.fuzz.case import Failure
     from mrv2.fuzz.targets.protocols import RunnerTarget
 
@@ -32,7 +34,7 @@ def is_finding(path: Path) -> bool:
 
 
 def replay_finding(console: Console, path: Path, times: int) -> tuple[Report, RunVerdict]:
-    """Run the script of a finding again; PASS if it goes wrong in the same way, each time.
+    """Run the script of a finding again; PASS if it goes wrong in the same way, and each time here in the same one.
 
     Raises:
         CheckError: the file is none.
@@ -45,31 +47,47 @@ def replay_finding(console: Console, path: Path, times: int) -> tuple[Report, Ru
     found = read_found_case(path)
     with importable(Path.cwd()):
         target = resolve_target(found.target)
-        runs = [_failures(target, found) for _ in range(times)]
-    same = all(failures and failures[0].signature == found.cause for failures in runs)
+        runs = [_run(target, found) for _ in range(times)]
+    same = all(failures and failures[0].signature == found.cause for failures, _ in runs)
+    same &= all(observed == runs[0][1] for _, observed in runs)
     verdict = RunVerdict.PASS if same else RunVerdict.FAIL
     _print(console, found, runs, verdict)
-    metrics: dict[str, JSON] = {"target": found.target, "signature": found.signature, "seen": _seen(runs)}
+    metrics: dict[str, JSON] = {
+        "target": found.target,
+        "signature": found.signature,
+        "seen": [[failure.text for failure in failures] for failures, _ in runs],
+        "repeated": dict(_compared(found, runs[0][1])),
+    }
     findings = (ReportedFinding(as_finding(found)),)
     return Report("replay", describe(), verdict, findings=findings, metrics=metrics), verdict
 
 
-def _failures(target: RunnerTarget, found: FoundCase) -> tuple[Failure, ...]:
-    """What goes wrong; a case that ended its process is run in a copy of this one."""
+#: What a run showed: what went wrong, and all that a repetition is compared by, if it came to its end.
+Seen = tuple[tuple["Failure", ...], "Observed | None"]
+
+
+def _run(target: RunnerTarget, found: FoundCase) -> Seen:
+    """Once more; a case that ended its process is run in a copy of this one."""
     from mrv2.fuzz.campaign.deaths import death_of, is_death
+    from mrv2.fuzz.campaign.observed import observe
     from mrv2.fuzz.case import Failure, run_case
 
     if not is_death(found.cause):
-        return run_case(target, found.script).failures
+        observed, outcome = observe(lambda note: run_case(target, found.script, note))
+        return outcome.failures, observed
     death = death_of(lambda: run_case(target, found.script))
-    return () if death is None else (Failure(death, f"the process died: {death}", 3),)
+    return (() if death is None else (Failure(death, f"the process died: {death}", 3),)), None
 
 
-def _seen(runs: list[tuple[Failure, ...]]) -> list[JSON]:
-    return [[failure.text for failure in failures] for failures in runs]
+def _compared(found: FoundCase, now: Observed | None) -> Iterator[tuple[str, bool]]:
+    """Each part of what was seen, and whether it is now what the finding says."""
+    from mrv2.fuzz.campaign.observed import parts
+
+    if found.observed is not None and now is not None:
+        yield from parts(found.observed, now)
 
 
-def _print(console: Console, found: FoundCase, runs: list[tuple[Failure, ...]], verdict: RunVerdict) -> None:
+def _print(console: Console, found: FoundCase, runs: list[Seen], verdict: RunVerdict) -> None:
     """What ran, what it showed then and now; the verdict last."""
     from mrv2.checks.virtual.replay import environment
 
@@ -78,11 +96,21 @@ def _print(console: Console, found: FoundCase, runs: list[tuple[Failure, ...]], 
     screen.line(console, f"target    {found.target}")
     screen.line(console, f"schedule  {script.schedule or 'none: the plain CPU'}; {size}")
     screen.line(console, f"then      {found.text}")
-    for failures in runs:
+    for failures, _ in runs:
         screen.line(console, f"now       {failures[0].text if failures else 'nothing is wrong'}")
+    for part, same in _compared(found, runs[0][1]):
+        screen.line(console, f"{'the same' if same else 'another':9} {part}")
     for name, now in environment().items():
         before = found.environment.get(name, "none")
         if before != now:
             screen.line(console, f"found with {name} {before}, repeated with {now}")
-    same = "it goes wrong in the same way" if verdict is RunVerdict.PASS else "it does not go wrong in the same way"
-    screen.line(console, f"{verdict.value.upper()}: {same}")
+    screen.line(console, f"{verdict.value.upper()}: {_in_words(found, runs, verdict)}")
+
+
+def _in_words(found: FoundCase, runs: list[Seen], verdict: RunVerdict) -> str:
+    if any(observed != runs[0][1] for _, observed in runs):
+        return "two runs here are not the same"
+    if verdict is not RunVerdict.PASS:
+        return "it does not go wrong in the same way"
+    compared = [same for _, same in _compared(found, runs[0][1])]
+    return "it goes wrong in the same way" + (", byte for byte" if compared and all(compared) else "")

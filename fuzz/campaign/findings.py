@@ -17,10 +17,12 @@ from mrv2.fuzz.paste import as_test
 from mrv2.fuzz.script import Script, script_as_json, script_from_json
 
 from .durable import write_durably
+from .observed import Observed
 
 VERSION = 1
 _TEXTS = ("target", "signature", "text", "cause")
-_FIELDS = {*_TEXTS, "finding", "distance", "script", "original", "minimised", "environment", "test"}
+_OBSERVED = "observed"
+_FIELDS = {*_TEXTS, _OBSERVED, "finding", "distance", "script", "original", "minimised", "environment", "test"}
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class FoundCase:
         cause: signature of the failure in ``script``, which may be nearer to the cause.
         minimised: whether ``script`` is as small as Hypothesis made it, and not only the first one.
         environment: versions that it was found with.
+        observed: what ``script`` showed, if it came to its end.
     """
 
     target: str
@@ -48,6 +51,7 @@ class FoundCase:
     cause: str
     minimised: bool = False
     environment: Mapping[str, str] = field(default_factory=environment)
+    observed: Observed | None = None
 
     @property
     def file_name(self) -> str:
@@ -67,6 +71,7 @@ class FoundCase:
             "script": script_as_json(self.script),
             "original": script_as_json(self.original),
             "environment": dict(self.environment),
+            _OBSERVED: None if self.observed is None else self.observed.as_json(),
             "test": as_test(self.target, self.script, [Failure(self.cause, self.text, self.distance)]),
         }
 
@@ -91,10 +96,11 @@ def read_found_case(path: Path) -> FoundCase:
             distance=int(content["distance"]),
             minimised=content["minimised"] is True,
             environment=versions,
+            observed=None if content[_OBSERVED] is None else Observed.from_json(content[_OBSERVED]),
         )
     except OSError as error:
         raise _malformed(path, f"it must be readable: {error.strerror}") from error
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _malformed(path, f"it must be a finding of mrv2 fuzz: {str(error)[:200]}") from error
 
 

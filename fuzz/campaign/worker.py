@@ -24,6 +24,7 @@ from hypothesis.strategies import SearchStrategy
 from mrv2.checks.findings import JSON
 from mrv2.checks.virtual.replay import environment
 from mrv2.checks.virtual.schedules import Schedule
+from mrv2.checks.virtual.transcript import Note
 from mrv2.fuzz.case import CaseOutcome, Failure, Refused, run_case
 from mrv2.fuzz.machine import FuzzFailure, RunnerMachine
 from mrv2.fuzz.script import Script, script_as_json
@@ -34,6 +35,7 @@ from .corpus import corpus
 from .coverage import meetings, traits
 from .deaths import death_of, is_death
 from .findings import FindingStore, FoundCase
+from .observed import Observed, observe
 from .options import Options
 from .progress import ProgressLog
 
@@ -197,8 +199,15 @@ class Worker:
         else:
             script = Shrinker(fails, self._target.knobs).shrink(case.script)
             fails(script)
-            self._store.add(replace(case, script=script, text=seen.text, cause=seen.signature, minimised=True))
+            small = replace(case, script=script, text=seen.text, cause=seen.signature, minimised=True)
+            self._store.add(replace(small, observed=self._observed(small)))
         self._minimised |= {case.signature, seen.signature}
+
+    def _observed(self, case: FoundCase) -> Observed | None:
+        """What a case shows once more, for those who repeat it; None if it ends its process."""
+        if is_death(case.cause):
+            return None
+        return observe(lambda note: self._case(case.script, note))[0]
 
     def _death(self, script: Script) -> str | None:
         """The signature of a case that ends its process, run in a copy of this one; None if it does not."""
@@ -241,8 +250,11 @@ class Worker:
 
         return Machine
 
-    def _case(self, script: Script) -> CaseOutcome:
+    def _case(self, script: Script, note: Note | None = None) -> CaseOutcome:
         """Run a script; what is running is on the disk, in case it ends the process.
+
+        Args:
+            note: as of ``run_case``.
 
         Raises:
             Refused: the target refuses its settings.
@@ -251,7 +263,7 @@ class Worker:
         self._go_on_with(script)
         begin = time.process_time()
         try:
-            outcome = run_case(self._target, script)
+            outcome = run_case(self._target, script, note)
         except Refused:
             self._count["refused"] += 1
             raise

@@ -25,6 +25,7 @@ from typing import Any
 from mrv2.checks.errors import CheckError
 from mrv2.checks.findings import JSON
 from mrv2.checks.virtual.replay import environment
+from mrv2.checks.virtual.transcript import Note
 from mrv2.fuzz.campaign.durable import write_durably
 from mrv2.fuzz.campaign.findings import FindingStore, FoundCase
 from mrv2.fuzz.campaign.options import Options
@@ -64,9 +65,9 @@ class FirstFinding(Worker):
     cases_to_find: int | None = None
     seconds_to_find: float | None = None
 
-    def _case(self, script: Script) -> CaseOutcome:
+    def _case(self, script: Script, note: Note | None = None) -> CaseOutcome:
         self.cases += 1
-        return super()._case(script)
+        return super()._case(script, note)
 
     def _judge(self, script: Script, outcome: CaseOutcome) -> tuple[Failure, ...]:
         if outcome.failures and self.cases_to_find is None:

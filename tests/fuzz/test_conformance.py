@@ -1,6 +1,7 @@
 """The conformance kit: the reference keeps every promise, and each way to break one is told by its own check."""
 
 import itertools
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,9 @@ from typer.testing import CliRunner
 
 from mrv2.checks import triton_cpu
 from mrv2.ci.command.app import app
+from mrv2.fuzz.campaign.fitness import COSTS, lacks
 from mrv2.fuzz.conformance import RUNNER_CHECKS, SAMPLER_CHECKS, conform
+from mrv2.fuzz.machine import NEEDED
 from mrv2.fuzz.targets.plain_samplers import CallableSampler
 from mrv2.fuzz.targets.protocols import Feature, Knob
 from mrv2.fuzz.targets.reference import ReferenceTarget
@@ -200,3 +203,26 @@ def test_the_command(tmp_path, arguments, code, words):
     ran = CliRunner().invoke(app, ["conform", *arguments, "--json", str(tmp_path / "report.json")])
     assert (ran.exit_code, words in ran.output) == (code, True), ran.output
     assert (tmp_path / "report.json").exists() == (code != 2)
+
+
+def test_what_a_campaign_lacks_is_named_with_what_it_costs(tmp_path):
+    assert [*lacks(REFERENCE)] == []
+    assert {*COSTS} == {*Feature}
+    lacking = [*lacks(Adapter())]
+    assert [lack.name for lack in lacking if lack.needed] == [feature.value for feature in NEEDED]
+    assert {"seeded sampling", "hot_paths", "models", "draft_model()"} <= {lack.name for lack in lacking}
+    assert "knobs" not in {lack.name for lack in lacking}
+    ran = CliRunner().invoke(app, ["conform", "runner", "refrunner", "--json", str(tmp_path / "report.json")])
+    assert ran.exit_code == 0 and "fit to be fuzzed" in ran.output
+    assert json.loads((tmp_path / "report.json").read_text())["metrics"]["lacks"] == {}
+
+
+def test_a_target_that_cannot_be_fuzzed_is_told_so(tmp_path, monkeypatch):
+    (tmp_path / "poor_target.py").write_text(
+        "from mrv2.fuzz.targets.baseline import BaselineTarget\n"
+        "class Poor(BaselineTarget):\n    features = frozenset()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    ran = CliRunner().invoke(app, ["conform", "runner", "poor_target:Poor"])
+    assert ran.exit_code == 0 and "not to be fuzzed without chunked prefill, preemption" in ran.output
+    assert "needed  abort: mrv2 fuzz refuses the target" in ran.output

@@ -83,7 +83,7 @@ def test_who_dies_of_a_case_in_which_another_was_killed_was_not_killed_from_outs
 
 
 def test_a_case_in_which_a_worker_was_killed_is_tried_again_in_a_copy(tmp_path, monkeypatch):
-    def judge(target, script):
+    def judge(target, script, note=None):
         if any(isinstance(event, Skip) for event in script.events):
             os.kill(os.getpid(), signal.SIGKILL)
         return clean(script)
@@ -178,7 +178,7 @@ def test_a_case_that_never_ends_is_a_finding(tmp_path):
 
 
 def test_what_ends_the_process_is_made_small_in_processes_of_its_own(tmp_path, monkeypatch):
-    def judge(target, script):
+    def judge(target, script, note=None):
         if any(isinstance(event, Skip) for event in script.events):
             os.kill(os.getpid(), signal.SIGSEGV)
         return clean(script)

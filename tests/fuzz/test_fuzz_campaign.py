@@ -302,7 +302,7 @@ def test_a_worker_that_cannot_be_started_leaves_none_behind(tmp_path):
 def test_a_worker_finds_minimises_and_does_not_report_twice(tmp_path, monkeypatch):
     ran = []
 
-    def judge(target, script):
+    def judge(target, script, note=None):
         ran.append(script)
         skipped = any(isinstance(event, Skip) for event in script.events)
         return broken(script, "skip") if skipped else clean(script)
@@ -324,7 +324,7 @@ def test_a_request_that_the_target_rightly_refuses_is_no_smaller_failure(tmp_pat
     bare = replace(script, events=(Arrive((1,), replace(sampling, stop_token_ids=())),))
     assert [failure.refusal for failure in run_case(TARGET, bare).failures] == [True]
 
-    def judge(target, script):
+    def judge(target, script, note=None):
         arrivals = [event for event in script.events if isinstance(event, Arrive)]
         if any(event.sampling.grammar and not event.sampling.stop_token_ids for event in arrivals):
             return CaseOutcome((Failure("refused", "", 3, True),), 1, Tally(), {}, {})
@@ -339,7 +339,9 @@ def test_a_request_that_the_target_rightly_refuses_is_no_smaller_failure(tmp_pat
 
 
 def test_a_worker_whose_driver_is_gone_does_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("mrv2.fuzz.campaign.worker.run_case", lambda target, script: pytest.fail("it went on"))
+    monkeypatch.setattr(
+        "mrv2.fuzz.campaign.worker.run_case", lambda target, script, note=None: pytest.fail("it went on")
+    )
     Worker(TARGET, Options("refrunner", cases=60), tmp_path, 0, parent=2**30).run()
     assert ProgressReader(tmp_path / "workers").read().counts["cases"] == 0
 
@@ -347,7 +349,7 @@ def test_a_worker_whose_driver_is_gone_does_nothing(tmp_path, monkeypatch):
 def test_a_failure_that_does_not_repeat_says_so(tmp_path, monkeypatch):
     ran = []
 
-    def judge(target, script):
+    def judge(target, script, note=None):
         ran.append(script)
         return broken(script) if len(ran) == 7 else clean(script)
 

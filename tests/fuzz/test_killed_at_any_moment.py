@@ -71,7 +71,7 @@ def hooked(moments, monkeypatch):
         yield
 
 
-def judge(target, script):
+def judge(target, script, note=None):
     """Two things may be wrong."""
     wrong = [kind.__name__ for kind in KINDS if any(isinstance(event, kind) for event in script.events)]
     failures = tuple(Failure(name, f"{name}, as seen", 4) for name in wrong)
