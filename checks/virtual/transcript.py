@@ -49,6 +49,7 @@ class Transcript(EventSink):
         self._sink = sink
         self._note = note
         self._blocks: AddressMap[_Extent] = AddressMap()
+        self._freed: set[int] = set()
         self._hosts = 0
 
     @property
@@ -134,6 +135,7 @@ class Transcript(EventSink):
 
     def free(self, block: int, lane: int, stack: Stack, *, after: Sequence[int] = ()) -> None:
         """See :class:`EventSink`."""
+        self._freed.add(int(block))
         self._note(("free", int(block), int(lane), _places(stack), tuple(map(int, after))))
         self._sink.free(block, lane, stack, after=after)
 
@@ -143,9 +145,13 @@ class Transcript(EventSink):
         self._sink.report(finding)
 
     def _offsets(self, ranges: Sequence[ByteRange]) -> tuple[tuple[int, int, int], ...]:
-        """(block, first offset, one past the last) of each piece that lies in a block, sorted, since addresses are."""
+        """(block, first offset, one past the last) of each piece that lies in a block, sorted, since addresses are.
+
+        Where a block was before lies memory that nobody announced, if the allocator has chosen that place for it.
+        """
         pieces = (piece for low, high in ranges for piece in self._blocks.pieces(low, high))
-        return tuple(sorted((extent.block, start - extent.base, end - extent.base) for extent, start, end in pieces))
+        known = (piece for piece in pieces if piece[0].block not in self._freed)
+        return tuple(sorted((extent.block, start - extent.base, end - extent.base) for extent, start, end in known))
 
 
 def observe_execution(runtime: Runtime, observer: Callable[[PendingOperation], None]) -> Callable[[], None]:

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from mrv2.checks.errors import CheckError
+from mrv2.checks.events import LaneKind, OperationKind, Space
+from mrv2.checks.happens_before import HappensBefore
 from mrv2.checks.libraries import portable_path
 from mrv2.checks.virtual.replay import Replay, read_replay, record_replay, repeat, run_twice, write_replay
 from mrv2.checks.virtual.runs import run_program
 from mrv2.checks.virtual.schedules import Schedule
-from mrv2.checks.virtual.transcript import Digest, entry_line
+from mrv2.checks.virtual.transcript import Digest, Transcript, entry_line
 
 NAMED = {"callable": "demo:raced"}
 
@@ -168,6 +170,22 @@ class TestTwice:
 
 
 class TestTranscript:
+    def test_where_memory_that_nobody_announced_lies_does_not_show(self):
+        """An allocator may put it where a block was before, or not."""
+        noted = []
+        for base in (64, 4096):
+            entries = []
+            transcript = Transcript(HappensBefore(), entries.append)
+            lane = transcript.lane(LaneKind.HOST, "host")
+            block = transcript.allocate(lane, 64, 16, Space.DEVICE, ())
+            for time, address in enumerate((64, base)):
+                operation = transcript.operation(lane, OperationKind.KERNEL, "kernel", ())
+                transcript.access(operation, [(address, address + 8)], write=True)
+                if time == 0:
+                    transcript.free(block, lane, ())
+            noted.append([entry for entry in entries if entry[0] == "access"])
+        assert noted[0] == noted[1] and [entry[2] for entry in noted[0]] == [((int(block), 0, 8),), ()]
+
     def test_no_address_and_no_folder_of_this_machine_is_in_it(self):
         lines: list[str] = []
         run_program(raced, "early", note=lambda entry: lines.append(entry_line(entry)))
