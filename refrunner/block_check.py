@@ -6,7 +6,7 @@ before this one: those are enqueued already, on the same stream, so their writes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 
 from .api import Step
 from .block_upkeep import places_of
@@ -24,7 +24,7 @@ class BlockCheck:
     """
 
     def __init__(
-        self, holders: Mapping[int, Set[str]], staying: Set[str], computed: Mapping[str, int], block_size: int
+        self, holders: Mapping[int, Collection[str]], staying: Set[str], computed: Mapping[str, int], block_size: int
     ) -> None:
         self._holders = holders
         self._staying = staying
@@ -72,7 +72,7 @@ class BlockCheck:
 
     def _others(self, block: int, end: int) -> set[str]:
         """Staying holders of a block that have not computed ``end`` tokens; all of them for 0."""
-        staying = self._holders.get(block, set()) & self._staying
+        staying = (name for name in self._holders.get(block, ()) if name in self._staying)
         return {name for name in staying if not end or self._computed[name] < end}
 
     def _refuse(self, block: int, name: str, owner: str) -> None:

@@ -64,11 +64,13 @@ class BlockTables:
 
     def append(self, row: int, groups: Sequence[Sequence[int]]) -> None:
         """Stage further blocks at the end of a row, one sequence of blocks for each group."""
-        held = self._blocks_of_row.setdefault(row, tuple([] for _ in range(self.num_groups)))
-        for group, blocks in enumerate(groups):
-            self._table.stage_write(group * self._rows + row, int(self.num_blocks[group, row]), blocks)
-            held[group].extend(blocks)
-            self.num_blocks[group, row] += len(blocks)
+        held = self._blocks_of_row.get(row)
+        if held is None:
+            held = self._blocks_of_row[row] = tuple([] for _ in self._window_sizes)
+        for group, (blocks, known) in enumerate(zip(groups, held, strict=True)):
+            self._table.stage_write(group * self._rows + row, len(known), blocks)
+            known.extend(blocks)
+            self.num_blocks[group, row] = len(known)
 
     def clear(self, row: int) -> list[int]:
         """Forget a row's blocks when its request leaves, and say which they were, over all groups."""

@@ -6,7 +6,7 @@ next owner.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -24,20 +24,21 @@ class BlockHolders:
     """
 
     def __init__(self) -> None:
-        self.of_block: dict[int, set[str]] = {}
+        self.of_block: dict[int, tuple[str, ...]] = {}
 
     def add(self, request_id: str, blocks: Iterable[int]) -> None:
         """A request has got blocks."""
         for block in blocks:
-            self.of_block.setdefault(block, set()).add(request_id)
+            self.of_block[block] = (*self.of_block.get(block, ()), request_id)
 
     def remove(self, request_id: str, blocks: Iterable[int]) -> list[int]:
         """A request lets go of blocks; returns those that nobody holds any more."""
         left = []
         for block in blocks:
-            self.of_block[block].discard(request_id)
-            if not self.of_block[block]:
-                del self.of_block[block]
+            others = tuple(name for name in self.of_block.pop(block) if name != request_id)
+            if others:
+                self.of_block[block] = others
+            else:
                 left.append(block)
         return left
 
@@ -98,14 +99,16 @@ class BlockUpkeep:
         self._fills.clear()
 
 
-def places_of(groups: Sequence[Sequence[int]], held: Sequence[int]) -> Iterator[tuple[int, int]]:
+def places_of(groups: Sequence[Sequence[int]], held: Sequence[int]) -> list[tuple[int, int]]:
     """New blocks of a request with their places in its block table; not the null block, which nobody gets.
 
     Args:
         groups: its new blocks, for each KV group.
         held: length of its block table before, for each group.
     """
-    for have, blocks in zip(held, groups, strict=True):
-        for place, block in enumerate(blocks, have):
-            if block != NULL_BLOCK:
-                yield block, place
+    return [
+        (block, place)
+        for have, blocks in zip(held, groups, strict=True)
+        for place, block in enumerate(blocks, have)
+        if block != NULL_BLOCK
+    ]

@@ -37,9 +37,11 @@ class KVBlockPool:
         """Whether nobody holds the block."""
         return not self._holders[block]
 
-    def allocate(self, count: int) -> list[int]:
-        """Take ``count`` blocks of no particular content; the caller has compared with ``num_free``."""
-        return [self._take() for _ in range(count)]
+    def allocate(self, count: int) -> tuple[int, ...]:
+        """Take ``count`` blocks, none if it is below 1, of no particular content; the caller has asked ``num_free``."""
+        if count == 1:  # as nearly always
+            return (self._take(),)
+        return tuple([self._take() for _ in range(count)])
 
     def share(self, blocks: Iterable[int]) -> None:
         """Hold blocks whose content the index knows, free or held by others."""

@@ -144,24 +144,18 @@ class KVCacheManager:
 
     def missing(self, blocks: RequestBlocks, end: int) -> int:
         """Blocks that a running request needs, beyond its own, for positions up to ``end``, exclusive."""
-        covered = self._blocks_for(end)
-        missing = 0
-        for table in blocks.tables:
-            if len(table) < covered:
-                missing += covered - len(table)
-        return missing
+        return max(0, self._blocks_for(end) - blocks.num_slots // self._block_size) * len(self._windows)
 
     def extend(self, blocks: RequestBlocks, end: int) -> Groups:
         """Give a running request what is ``missing``, which the caller has compared with what is free."""
         if end <= blocks.num_slots:
             return self._nothing
-        covered, added = self._blocks_for(end), []
+        covered = self._blocks_for(end)
         blocks.num_slots = covered * self._block_size
-        for table in blocks.tables:
-            fresh = self.pool.allocate(max(0, covered - len(table)))
-            table.extend(fresh)
-            added.append(tuple(fresh))
-        return tuple(added)
+        added = tuple([self.pool.allocate(covered - len(table)) for table in blocks.tables])
+        for table, fresh in zip(blocks.tables, added, strict=True):
+            table += fresh
+        return added
 
     def advance(self, blocks: RequestBlocks, tokens: Sequence[int], computed: int) -> None:
         """Offer full blocks to the index, then take back those below the window.

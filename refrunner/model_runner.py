@@ -331,14 +331,13 @@ class ModelRunner:
         return self._holders.remove(request_id, blocks)
 
     def _append(self, request_id: str, groups: tuple[tuple[int, ...], ...]) -> None:
-        tables, row = self._builder.block_tables, self._states.row_of[request_id]
-        computed = self._computed[request_id]
-        places = dict(places_of(groups, self._num_blocks[request_id]))
-        tables.append(row, groups)
-        self._num_blocks[request_id] = tables.num_blocks[:, row].tolist()
-        self._holders.add(request_id, places)
+        held, computed = self._num_blocks[request_id], self._computed[request_id]
+        self._builder.block_tables.append(self._states.row_of[request_id], groups)
+        self._num_blocks[request_id] = [have + len(blocks) for have, blocks in zip(held, groups, strict=True)]
+        places = places_of(groups, held)
+        self._holders.add(request_id, [block for block, _ in places])
         # What holds a computed token already, be it shared, copied or kept from before a replacement, stays as it is.
-        self._upkeep.given(block for block, place in places.items() if place * self.config.block_size >= computed)
+        self._upkeep.given([block for block, place in places if place * self.config.block_size >= computed])
 
     def _forward(self, batch: InputBatch, graph: Candidate | None) -> Tensor:
         """Hidden states [padded T, hidden]."""

@@ -240,7 +240,7 @@ class Scheduler:
             if life != request.lives:
                 continue  # its row was lost while the draw was in flight
             name = request.request_id
-            drafts = draws.drafts.get(name, 0)
+            drafts = draws.drafts.get(name, 0) if draws.drafts else 0
             request.in_flight -= 1 + drafts
             if request.finish_reason is not None:
                 continue  # it has ended meanwhile: aborted, or stopped by an earlier token
@@ -279,8 +279,10 @@ class Scheduler:
             self._blocks.advance(request.blocks, request.token_ids, request.num_certain_told)
         known = len(request.token_ids) + request.in_flight
         count = known - request.num_computed
-        if count <= 0 or known >= request.longest or decision.budget <= 0 or _waits_for_its_tokens(request):
+        if count <= 0 or known >= request.longest or decision.budget <= 0:
             return
+        if request.in_flight and request.sampling.grammar is not None:
+            return  # the next draw needs the values of the tokens in flight, and not only their number
         if count > decision.budget:
             count = decision.budget
         if self._most_drafts:
@@ -292,11 +294,9 @@ class Scheduler:
         """Give a request the blocks for so many further tokens; False if it had to give way itself."""
         slots = self._slots_for(request.num_computed + count)
         missing = self._blocks.missing(request.blocks, slots)
-        if missing and not self._make_room(request, missing, decision):
+        if missing > self._blocks.pool.num_free and not self._make_room(request, missing, decision):
             return False
-        blocks = self._blocks.extend(request.blocks, slots)
-        if any(blocks):
-            decision.new_blocks[request.request_id] = blocks
+        decision.new_blocks[request.request_id] = self._blocks.extend(request.blocks, slots)
         return True
 
     def _schedule_with_drafts(self, request: TrackedRequest, count: int, decision: _Decision) -> None:
@@ -445,11 +445,6 @@ def _check_types(request_id: object, prompt: object, sampling: object, priority:
 
 def _turn(request: TrackedRequest) -> tuple[int, int]:
     return request.turn
-
-
-def _waits_for_its_tokens(request: TrackedRequest) -> bool:
-    """Whether the next draw needs the values of tokens that are in flight, and not only their number."""
-    return request.sampling.grammar is not None and request.in_flight > 0
 
 
 def _wants_every_prompt_token(request: TrackedRequest) -> bool:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -30,9 +30,9 @@ ALIGNMENT = 16
 SEGMENT_BLOCK = 1024
 SMALLEST_SLOT = 4096
 WORD = 4
+#: First column, and the values from there on.
+_Write = tuple[int, tuple[int | float, ...]]
 ALIGNED_WORDS = ALIGNMENT // WORD
-#: First word of the target, and int32 [words].
-Segment = tuple[int, NDArray[np.int32]]
 #: Rows, columns and type of each table, by name.
 Shapes = Mapping[str, tuple[int, int, torch.dtype]]
 
@@ -134,6 +134,21 @@ class Lease:
     def end(self) -> None:
         """The last kernel that reads the slot is enqueued; behind it the slot is free."""
         self._slot.last_reader = self._device.record_event()
+
+
+@dataclass
+class Segments:
+    """Pieces of a table that are written, free of overlaps.
+
+    Attributes:
+        targets: first word of each.
+        lengths: words of each.
+        values: int32 arrays, which hold the words of all pieces one after another.
+    """
+
+    targets: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    values: list[NDArray[np.int32]] = field(default_factory=list)
 
 
 class PackedUpload:
@@ -241,9 +256,10 @@ class StagedWriteTensor:
             words = torch.zeros(words_of(rows, columns, dtype), dtype=torch.int32, device=device.torch_device)
         self.gpu = words.view(dtype).view(rows, columns)
         self.name = name
+        self._shape = rows, columns
         self._writer = _WordWriter()
         self._numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
-        self._staged: dict[int, list[tuple[int, NDArray[np.generic]]]] = {}
+        self._staged: dict[int, list[_Write]] = {}
 
     def stage_write(self, row: int, start: int, values: Sequence[int] | Sequence[float]) -> None:
         """Plan ``gpu[row, start : start + len(values)] = values`` for the next flush; the last write to a place wins.
@@ -251,7 +267,7 @@ class StagedWriteTensor:
         Raises:
             StepError: the segment leaves its row. It would overwrite the neighbour's state.
         """
-        rows, columns = self.gpu.shape
+        rows, columns = self._shape
         if not 0 <= row < rows or start < 0 or start + len(values) > columns:
             raise StepError(
                 f"write of {len(values)} values to {self.name}[{row}, {start}:]",
@@ -260,24 +276,27 @@ class StagedWriteTensor:
                 "fewer values, or a runner configured with longer rows",
             )
         if len(values):
-            self._staged.setdefault(row, []).append((start, np.asarray(values, dtype=self._numpy_dtype)))
+            self._staged.setdefault(row, []).append((start, tuple(values)))
 
-    def take_segments(self, first_word: int = 0) -> list[Segment]:
-        """The staged writes, free of overlaps, as words of memory in which the table begins at ``first_word``."""
+    def take_segments(self, segments: Segments, first_word: int = 0) -> None:
+        """Add the staged writes, free of overlaps, as words of memory in which the table begins at ``first_word``."""
         if not self._staged:
-            return []
-        columns, width = self.gpu.shape[1], self._numpy_dtype.itemsize // WORD
-        segments = [
-            (first_word + (row * columns + start) * width, values.view(np.int32))
-            for row, staged in self._staged.items()
-            for start, values in _without_overlap(staged)
-        ]
+            return
+        columns, width = self._shape[1], self._numpy_dtype.itemsize // WORD
+        taken: list[Sequence[int] | Sequence[float]] = []
+        for row, staged in self._staged.items():
+            for start, values in staged if len(staged) == 1 else _without_overlap(staged):
+                segments.targets.append(first_word + (row * columns + start) * width)
+                segments.lengths.append(len(values) * width)
+                taken.append(values)
+        segments.values.append(np.array([*chain.from_iterable(taken)], dtype=self._numpy_dtype).view(np.int32))
         self._staged.clear()
-        return segments
 
     def pack(self, upload: PackedUpload) -> None:
         """Move the staged writes into the upload, free of overlaps."""
-        self._writer.pack(upload, self.take_segments())
+        segments = Segments()
+        self.take_segments(segments)
+        self._writer.pack(upload, segments)
 
     def warm_up(self) -> None:
         """Load the kernel of ``apply``: a launch over no segment, which touches nothing."""
@@ -309,8 +328,10 @@ class StagedTables:
 
     def pack(self, upload: PackedUpload) -> None:
         """Move the staged writes of all tables into the upload."""
-        pairs = zip(self._tables.values(), self._starts, strict=False)
-        self._writer.pack(upload, [segment for table, start in pairs for segment in table.take_segments(start)])
+        segments = Segments()
+        for table, start in zip(self._tables.values(), self._starts, strict=False):
+            table.take_segments(segments, start)
+        self._writer.pack(upload, segments)
 
     def warm_up(self) -> None:
         """Load the kernel of ``apply``; nothing changes."""
@@ -348,14 +369,13 @@ class _WordWriter:
         """Whether anything is packed."""
         return self._tickets is not None
 
-    def pack(self, upload: PackedUpload, segments: list[Segment]) -> None:
-        self._num_segments = len(segments)
+    def pack(self, upload: PackedUpload, segments: Segments) -> None:
+        self._num_segments = len(segments.targets)
         self._tickets = None
-        if segments:
-            targets, values = zip(*segments, strict=True)
-            offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
-            first, second = upload.add(np.array(targets, np.int64)), upload.add(offsets)
-            self._tickets = first, second, upload.add(np.concatenate(values))
+        if segments.targets:
+            offsets = np.cumsum([0, *segments.lengths], dtype=np.int32)
+            first, second = upload.add(np.array(segments.targets, np.int64)), upload.add(offsets)
+            self._tickets = first, second, upload.add(np.concatenate(segments.values))
 
     def warm_up(self, words: Tensor) -> None:
         nothing = torch.empty(0, dtype=torch.int32, device=words.device)
@@ -368,23 +388,19 @@ class _WordWriter:
             self._tickets = None
 
 
-def _without_overlap(
-    segments: list[tuple[int, NDArray[np.generic]]],
-) -> list[tuple[int, NDArray[np.generic]]]:
-    """The same final row content from segments that do not overlap.
+def _without_overlap(writes: list[_Write]) -> Iterator[_Write]:
+    """The same final row content from writes that do not overlap.
 
     Different programs of one launch store in no particular order, so two writes to one element must be resolved
     before the launch (vLLM leaves this to its callers).
     """
-    if len(segments) == 1:
-        return segments
-    low = min(start for start, _ in segments)
-    high = max(start + len(values) for start, values in segments)
-    content = np.zeros(high - low, dtype=segments[0][1].dtype)
+    low = min(start for start, _ in writes)
+    high = max(start + len(values) for start, values in writes)
+    content: list[int | float] = [0] * (high - low)
     written = np.zeros(high - low + 2, dtype=np.int8)  # one cell of margin on each side, for the edges below
-    for start, values in segments:
+    for start, values in writes:
         content[start - low : start - low + len(values)] = values
         written[start - low + 1 : start - low + 1 + len(values)] = 1
     edges = np.diff(written)
-    runs = zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1), strict=True)
-    return [(low + int(begin), content[begin:end]) for begin, end in runs]
+    for begin, end in zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1), strict=True):
+        yield low + int(begin), tuple(content[begin:end])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from itertools import chain
+from operator import add
 from types import MappingProxyType
 from typing import NoReturn
 
@@ -24,6 +26,7 @@ class StepChecker:
         self._config = config
         self._vocab_size = vocab_size
         self._windows = tuple(windows)
+        self._columns = config.max_blocks_per_request
 
     def check(
         self,
@@ -31,7 +34,7 @@ class StepChecker:
         computed: Mapping[str, int],
         total: Mapping[str, int],
         num_blocks: Mapping[str, Sequence[int]],
-        holders: Mapping[int, Set[str]],
+        holders: Mapping[int, Collection[str]],
         unverified: Mapping[str, int] = MappingProxyType({}),
     ) -> Step:
         """Raise if the step breaks a rule.
@@ -68,9 +71,11 @@ class StepChecker:
             total = {**total, **{request.request_id: len(request.token_ids) for request in step.new}}
         held = {**num_blocks, **dict.fromkeys(entering, (0,) * len(self._windows))}
         blocks = BlockCheck(holders, staying, computed, self._config.block_size)
+        fresh = self._are_fresh(step, holders)
         for name, groups in step.new_blocks.items():
-            self._check_blocks(name, groups, held[name], computed[name])
-            blocks.give(name, groups, held[name])
+            if not fresh or not self._have_room(groups, held[name]):
+                self._check_blocks(name, groups, held[name], computed[name])
+                blocks.give(name, groups, held[name])
             held[name] = [count + len(added) for count, added in zip(held[name], groups, strict=True)]
         blocks.check_copies(step, self._config.num_kv_blocks - 1)
         self._check_drafts(step, computed, total)
@@ -205,12 +210,23 @@ class StepChecker:
                     "the numbers of drafts and of rejected ones that outputs have shown, each once",
                 )
 
+    def _are_fresh(self, step: Step, holders: Mapping[int, Collection[str]]) -> bool:
+        """Whether all new blocks, as nearly always, are of the pool, held by nobody, and each comes once.
+
+        Then no block can be written by two. If blocks are copied, it matters who writes to which.
+        """
+        blocks = [*chain.from_iterable(chain.from_iterable(step.new_blocks.values()))]
+        if step.block_copies or len(set(blocks)) < len(blocks) or not holders.keys().isdisjoint(blocks):
+            return False
+        return not blocks or (min(blocks) > NULL_BLOCK and max(blocks) < self._config.num_kv_blocks)
+
+    def _have_room(self, groups: tuple[tuple[int, ...], ...], held: Sequence[int]) -> bool:
+        """Whether a request's block tables, one for each KV group, can take so many more."""
+        return len(groups) == len(held) and max(map(add, held, map(len, groups))) <= self._columns
+
     def _check_blocks(self, name: str, groups: tuple[tuple[int, ...], ...], held: Sequence[int], computed: int) -> None:
-        count, last, columns = len(self._windows), self._config.num_kv_blocks - 1, self._config.max_blocks_per_request
-        fits = len(groups) == count and all(
-            have + len(blocks) <= columns for have, blocks in zip(held, groups, strict=True)
-        )
-        if not fits or not all(
+        count, last, columns = len(self._windows), self._config.num_kv_blocks - 1, self._columns
+        if not self._have_room(groups, held) or not all(
             (block == NULL_BLOCK and index < blocks_below_window(window, computed, self._config.block_size))
             or NULL_BLOCK < block <= last
             for window, have, blocks in zip(self._windows, held, groups, strict=True)

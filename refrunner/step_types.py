@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
+from itertools import chain
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -31,10 +32,7 @@ def plain_step(step: object) -> Step:
         preempted=tuple(_request_id(name, "Step.preempted") for name in _sequence(preempted, "Step.preempted")),
         new=tuple(plain_request(request) for request in _sequence(new, "Step.new")),
         scheduled=_counts(scheduled, "Step.scheduled"),
-        new_blocks={
-            name: tuple(_whole_numbers(group, "Step.new_blocks", name) for group in groups)
-            for name, groups in _block_groups(new_blocks).items()
-        },
+        new_blocks=_block_groups(new_blocks),
         drafts=_counts(drafts, "Step.drafts"),
         block_copies=tuple(_pair(copy, "Step.block_copies") for copy in _sequence(copies, "Step.block_copies")),
         arrived=_tokens(arrived, "Step.arrived"),
@@ -97,11 +95,16 @@ def _tokens(value: object, place: str) -> dict[str, tuple[int, ...]]:
     return {name: _whole_numbers(ids, place, name) for name, ids in _mapping(value, place).items()}
 
 
-def _block_groups(value: object) -> dict[str, Sequence[Any]]:
+def _block_groups(value: object) -> dict[str, tuple[tuple[int, ...], ...]]:
     place = "Step.new_blocks"
+    by_name = _mapping(value, place)
+    if set(map(type, by_name.values())) <= {tuple}:
+        groups = [*chain.from_iterable(by_name.values())]
+        if set(map(type, groups)) <= {tuple} and _are_plain([*chain.from_iterable(groups)]):
+            return by_name
     return {
-        name: groups if type(groups) is tuple else _sequence(groups, f"{place}[{shown(name)}]")
-        for name, groups in _mapping(value, place).items()
+        name: tuple(_whole_numbers(group, place, name) for group in _sequence(groups, f"{place}[{shown(name)}]"))
+        for name, groups in by_name.items()
     }
 
 

@@ -50,12 +50,12 @@ def test_the_index_knows_one_block_a_group_for_each_content():
 def test_blocks_of_unknown_content_go_first_and_the_one_freed_last_before_the_others():
     pool = KVBlockPool(6)
     blocks = pool.allocate(5)
-    assert blocks == [1, 2, 3, 4, 5]
+    assert blocks == (1, 2, 3, 4, 5)
     pool.index.add(2, 0, contents([1, 2, 3, 4])[0])
     pool.free([1, 2])
     pool.free([4])
     assert pool.num_free == 3
-    assert pool.allocate(3) == [4, 1, 2]
+    assert pool.allocate(3) == (4, 1, 2)
     assert 2 not in pool.index
 
 
@@ -68,7 +68,7 @@ def test_known_blocks_are_given_up_least_recently_used_first_and_ends_before_beg
     pool.free([1, 2])
     pool.share([4])
     pool.free([4])
-    assert pool.allocate(4) == [3, 2, 1, 4]
+    assert pool.allocate(4) == (3, 2, 1, 4)
 
 
 def test_a_shared_block_is_free_when_the_last_holder_lets_go():
@@ -186,7 +186,7 @@ def test_the_source_of_a_copy_is_not_given_out_in_the_same_step():
     left = manager.pool.allocate(manager.pool.num_free)
     assert 2 not in left
     manager.take_copies()
-    assert manager.pool.allocate(1) == [2]
+    assert manager.pool.allocate(1) == (2,)
 
 
 def test_a_copy_is_left_out_where_only_its_source_has_no_room():

@@ -287,7 +287,7 @@ def test_overlaps_are_resolved_before_the_launch(writes):
     expected, row, touched = np.zeros(16, np.int32), np.zeros(16, np.int32), np.zeros(16, int)
     for start, values in writes:
         expected[start : start + len(values)] = values
-    for start, values in _without_overlap([(start, np.array(values, np.int32)) for start, values in writes]):
+    for start, values in _without_overlap([(start, tuple(values)) for start, values in writes]):
         row[start : start + len(values)] = values
         touched[start : start + len(values)] += 1
     assert np.array_equal(row, expected)
