@@ -123,7 +123,7 @@ class EventSink(Protocol):
         Args:
             lane: where it runs.
             kind: what it is.
-            name: for people, e.g. ``"aten.add"`` or ``"triton:gather_input_ids"``.
+            name: for people, e.g. ``"aten.add"`` or ``"triton:prepare_inputs"``.
             stack: where the program asked for it.
             issuer: host lane that enqueued it on a stream; all that this host did or acquired before happens before
                 it, and what the host does afterwards is not ordered with it.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .config import NULL_BLOCK, RunnerConfig
 from .device import Device
-from .kernels.block_table import compute_slot_mapping, gather_block_tables
+from .kernels.block_table import prepare_block_tables
 from .kv_groups import FULL_ATTENTION, blocks_below_window
 from .staging import PackedUpload, StagedWriteTensor
 
@@ -28,7 +28,7 @@ class BlockTables:
 
     Attributes:
         batch_table: int32 [G, R, B] on the device; row i belongs to request i of the batch. Entries beyond a request's
-            block count are stale. Written on the main stream by ``gather``; its address never changes.
+            block count are stale. Written on the main stream by ``prepare``, as the slots; both stay where they are.
         slot_mapping: int64 [G, max_num_batched_tokens padded] on the device; -1 for padding lanes.
         num_blocks: int32 [G, R] on the host.
         block_size: tokens a block.
@@ -81,7 +81,7 @@ class BlockTables:
     def drop_below_window(self, row: int, position: int) -> list[int]:
         """Forget the blocks that no token from ``position`` on can see, and say which they were, over all groups.
 
-        On the device they stay in the row's table; ``gather`` hides them.
+        On the device they stay in the row's table; ``prepare`` hides them.
         """
         dropped = []
         for group, window in enumerate(self._window_sizes):
@@ -112,15 +112,22 @@ class BlockTables:
         """Load the kernel of ``apply``; nothing changes."""
         self._table.warm_up()
 
-    def gather(
-        self, rows: Tensor, num_blocks: Tensor, num_computed: Tensor, num_requests: int, padded_requests: int
+    def prepare(
+        self,
+        rows: Tensor,
+        query_start_loc: Tensor,
+        num_blocks: Tensor,
+        num_computed: Tensor,
+        num_requests: int,
+        padded_requests: int,
     ) -> Tensor:
-        """Block tables in batch order.
+        """Block tables in batch order, and ``slot_mapping`` for all lanes; those behind the last real one get -1.
 
         Args:
             rows: int32 [N], on the device.
-            num_blocks: int32 [G, N] or the same flat, on the device.
-            num_computed: int32 [R], by row, on the device: where a sliding window stands.
+            query_start_loc: int32 [N + 1], likewise: first lane of each request, and the end of the last one.
+            num_blocks: int32 [G, N] or the same flat, likewise.
+            num_computed: int32 [R], by row, likewise: where the lanes, and a sliding window, stand.
             num_requests: N.
             padded_requests: requests including padding; the padding ones get null blocks.
 
@@ -128,17 +135,9 @@ class BlockTables:
             int32 [G, padded_requests, B], a view of ``batch_table``.
         """
         table = self.device_table()
-        gather_block_tables[(padded_requests, self.num_groups)](
-            rows, num_blocks, num_computed, self._windows, table, table.stride(0), table.stride(1),
-            self.batch_table, self.batch_table.stride(0), self.batch_table.stride(1),
-            num_requests, table.shape[2], BLOCK_SIZE=self.block_size, BLOCK=LANES,
+        prepare_block_tables[(padded_requests, self.num_groups)](
+            rows, query_start_loc, num_blocks, num_computed, self._windows, table, table.stride(0), table.stride(1),
+            self.batch_table, self.batch_table.stride(0), self.batch_table.stride(1), self.slot_mapping,
+            num_requests, table.shape[2], self.slot_mapping.shape[1], BLOCK_SIZE=self.block_size, BLOCK=LANES,
         )  # fmt: skip
         return self._gathered(padded_requests)
-
-    def map_slots(self, query_start_loc: Tensor, positions: Tensor, num_requests: int) -> None:
-        """Fill ``slot_mapping`` for the batch; everything behind its last real lane becomes -1."""
-        compute_slot_mapping[(num_requests + 1, self.num_groups)](
-            query_start_loc, positions, self.batch_table, self.batch_table.stride(0), self.batch_table.stride(1),
-            self.slot_mapping, num_requests, self.slot_mapping.shape[1],
-            BLOCK_SIZE=self.block_size, BLOCK=LANES,
-        )  # fmt: skip

@@ -14,7 +14,7 @@ from torch import Tensor
 from .block_tables import VIEWS, BlockTables
 from .config import RunnerConfig
 from .device import Device
-from .kernels.input_prep import gather_input_ids, prepare_positions
+from .kernels.input_prep import prepare_inputs
 from .kernels.speculation import locate_logits
 from .kv_groups import FULL_ATTENTION
 from .memory import padded
@@ -202,18 +202,15 @@ class InputBatchBuilder:
         scheduled = layout.scheduled
         count, requests = len(scheduled.rows), len(layout.seq_lens)
         self._poison_padding(int(layout.query_start_loc[-1]))
-        prepare_positions[(requests,)](
-            rows, query_start_loc, states.num_computed, self._positions, self._seq_lens, self._query_start_loc, count,
-            BLOCK=LANES,
-        )  # fmt: skip
-        gather_input_ids[(count,)](
+        prepare_inputs[(requests,)](
             rows, query_start_loc, states.num_computed, states.total_len, states.last_sampled,
             states.token_ids, states.token_ids.stride(0), states.prompts, states.in_place, self._input_ids,
-            self._config.max_model_len, BLOCK=LANES,
+            self._positions, self._seq_lens, self._query_start_loc, count, self._config.max_model_len, BLOCK=LANES,
         )  # fmt: skip
         states.gathered(scheduled.rows, scheduled.computed)
-        block_table = self.block_tables.gather(rows, num_blocks, states.num_computed, count, requests)
-        self.block_tables.map_slots(query_start_loc, self._positions, count)
+        block_table = self.block_tables.prepare(
+            rows, query_start_loc, num_blocks, states.num_computed, count, requests
+        )  # fmt: skip
         parts = self._cut(count, requests, layout.padded_tokens)
         return InputBatch(
             request_ids=scheduled.request_ids,

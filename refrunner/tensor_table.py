@@ -102,23 +102,23 @@ TABLE = (
     Entry(f"{_TABLES}._windows", "sliding windows of the groups", "[G] i32", DEVICE, "runner", (CONSTANT,), MAIN),
     Entry(
         f"{_TABLES}.batch_table", "block tables by request; null block for padding", "[G, N', B] i32",
-        DEVICE, _STEP, ("gather_block_tables",), MAIN,
+        DEVICE, _STEP, ("prepare_block_tables",), MAIN,
     ),
     Entry(
         f"{_TABLES}.slot_mapping", "`slot_mapping`; -1 for padding", "[G, T'] i64",
-        DEVICE, _STEP, ("compute_slot_mapping",), MAIN,
+        DEVICE, _STEP, ("prepare_block_tables",), MAIN,
     ),
     Entry(
         f"{_BUILDER}._input_ids", "`input_ids`; stale for padding", "[T'] i32",
-        DEVICE, _STEP, ("gather_input_ids",), MAIN,
+        DEVICE, _STEP, ("prepare_inputs",), MAIN,
     ),
     Entry(
         f"{_BUILDER}._positions", "`positions`; stale for padding", "[T'] i64",
-        DEVICE, _STEP, ("prepare_positions",), MAIN,
+        DEVICE, _STEP, ("prepare_inputs",), MAIN,
     ),
     Entry(
         f"{_BUILDER}._seq_lens", "`seq_lens`; 0 for padding", "[N'] i32",
-        DEVICE, _STEP, ("prepare_positions",), MAIN,
+        DEVICE, _STEP, ("prepare_inputs",), MAIN,
     ),
     Entry(
         f"{_BUILDER}._sample_positions", "with drafts: tokens before each row of logits", "[M] i32",
@@ -126,7 +126,7 @@ TABLE = (
     ),
     Entry(
         f"{_BUILDER}._query_start_loc", "`query_start_loc`; T for padding", "[N' + 1] i32",
-        DEVICE, _STEP, ("prepare_positions",), MAIN,
+        DEVICE, _STEP, ("prepare_inputs",), MAIN,
     ),
     Entry(
         "ModelRunner.batch.rows", "row of each request, as all that a step uploads: one copy", "[N] i32",

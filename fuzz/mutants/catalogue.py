@@ -15,8 +15,8 @@ MUTATIONS = (
     Mutation(
         "block_table_off_by_one",
         "kernels/block_table.py",
-        "table_ptr + row * block_table_stride + lane",
-        "table_ptr + row * block_table_stride + lane + 1",
+        "tl.load(table_ptr + lane,",
+        "tl.load(table_ptr + lane + 1,",
         "the gather of the block table reads one entry too far",
     ),
     Mutation(

@@ -33,8 +33,8 @@ EDGES = (
     Mutation(
         "ids_of_one_block",
         "kernels/input_prep.py",
-        "    newest_token = tl.load(last_sampled_ptr + row)\n    for done in range(0, length, BLOCK):",
-        "    newest_token = tl.load(last_sampled_ptr + row)\n    for done in range(0, 1):",
+        "            tl.store(input_ids_ptr + start + lane, token, mask=lane < length)\n",
+        "            tl.store(input_ids_ptr + start + lane, token, mask=(lane < length) & (done == 0))\n",
         "a request with more lanes than a kernel's block gets token ids for the first block only",
     ),
     Mutation(

@@ -49,8 +49,8 @@ BLOCKS = (
     Mutation(
         "padding_keeps_its_slots",
         "kernels/block_table.py",
-        "            tl.store(out_ptr + lane, PAD_SLOT, mask=lane < capacity)\n",
-        "            tl.store(out_ptr + lane, PAD_SLOT, mask=lane < start)\n",
+        "        tl.store(slots_ptr + lane, PAD_SLOT, mask=lane < capacity)\n",
+        "        tl.store(slots_ptr + lane, PAD_SLOT, mask=lane < first)\n",
         "padding lanes write their keys to the slots of an earlier step",
     ),
     Mutation(

@@ -19,11 +19,11 @@ from .reference_sampler import ReferenceSampler
 PRODUCERS = {
     "request_ids": "input_batch:InputBatchBuilder.plan",
     "query_start_loc": "input_batch:InputBatchBuilder.plan",
-    "block_tables": "kernels.block_table:gather_block_tables",
-    "seq_lens": "kernels.input_prep:prepare_positions",
-    "positions": "kernels.input_prep:prepare_positions",
-    "slot_mapping": "kernels.block_table:compute_slot_mapping",
-    "input_ids": "kernels.input_prep:gather_input_ids",
+    "block_tables": "kernels.block_table:prepare_block_tables",
+    "seq_lens": "kernels.input_prep:prepare_inputs",
+    "positions": "kernels.input_prep:prepare_inputs",
+    "slot_mapping": "kernels.block_table:prepare_block_tables",
+    "input_ids": "kernels.input_prep:prepare_inputs",
 }
 
 

@@ -13,8 +13,9 @@ NULL = tl.constexpr(0)
 
 
 @kernel
-def gather_block_tables(
+def prepare_block_tables(
     rows_ptr,  # [N] int32
+    query_start_loc_ptr,  # [N + 1] int32
     num_blocks_ptr,  # [G, N] int32
     num_computed_ptr,  # [R] int32
     windows_ptr,  # [G] int32; 0 for full attention
@@ -24,19 +25,21 @@ def gather_block_tables(
     batch_table_ptr,  # [G, capacity, B] int32, out
     batch_group_stride,
     batch_table_stride,
+    slot_mapping_ptr,  # [G, lanes] int64, out
     num_requests,
     columns,  # B
+    capacity,  # lanes
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Copy the valid entries of each row into the batch's table, program (request, group).
+    """The batch's block tables and the slot of every lane, program (request, group).
 
-    A padding request gets null blocks throughout. So do the blocks that lie wholly below the window of the request's
-    next position: they may be another request's by now.
+    A padding request gets null blocks throughout, and its lanes no slot.
     """
     request = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1).to(tl.int64)
     out_ptr = batch_table_ptr + group * batch_group_stride + request * batch_table_stride
+    slots_ptr = slot_mapping_ptr + group * capacity
     if request >= num_requests:
         for done in range(0, columns, BLOCK):
             lane = done + tl.arange(0, BLOCK)
@@ -44,47 +47,45 @@ def gather_block_tables(
     else:
         row = tl.load(rows_ptr + request).to(tl.int64)
         count = tl.load(num_blocks_ptr + group * num_requests + request)
+        computed = tl.load(num_computed_ptr + row)
         window = tl.load(windows_ptr + group)
-        lowest = tl.maximum(tl.load(num_computed_ptr + row) - window + 1, 0)
-        dead = tl.where(window > 0, lowest // BLOCK_SIZE, 0)
-        table_ptr = block_table_ptr + group * group_stride
-        for done in range(0, count, BLOCK):
-            lane = done + tl.arange(0, BLOCK)
-            alive = (lane >= dead) & (lane < count)
-            block = tl.load(table_ptr + row * block_table_stride + lane, mask=alive, other=NULL)
-            tl.store(out_ptr + lane, block, mask=lane < count)
+        table_ptr = block_table_ptr + group * group_stride + row * block_table_stride
+        gather_blocks(table_ptr, out_ptr, count, computed, window, BLOCK_SIZE, BLOCK)
+        start = tl.load(query_start_loc_ptr + request)
+        end = tl.load(query_start_loc_ptr + request + 1)
+        map_slots(table_ptr, slots_ptr, start, end, computed, BLOCK_SIZE, BLOCK)
+    if request == tl.num_programs(0) - 1:
+        pad_slots(slots_ptr, tl.load(query_start_loc_ptr + num_requests), capacity, BLOCK)
 
 
 @kernel
-def compute_slot_mapping(
-    query_start_loc_ptr,  # [N + 1] int32
-    positions_ptr,  # [T] int64
-    batch_table_ptr,  # [G, padded N, B] int32
-    batch_group_stride,
-    batch_table_stride,
-    slot_mapping_ptr,  # [G, capacity] int64, out
-    num_requests,
-    capacity,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """KV slot of each lane: block id * block size + offset, program (request, group).
+def gather_blocks(table_ptr, out_ptr, count, computed, window, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    """Copy a row's valid entries.
 
-    The last program of each group pads the whole rest of the buffer.
+    Blocks that lie wholly below the window of the next position become null: they may be another request's by now.
     """
-    request = tl.program_id(0)
-    group = tl.program_id(1).to(tl.int64)
-    start = tl.load(query_start_loc_ptr + request)
-    out_ptr = slot_mapping_ptr + group * capacity
-    if request == num_requests:
-        for done in range(start, capacity, BLOCK):
-            lane = done + tl.arange(0, BLOCK)
-            tl.store(out_ptr + lane, PAD_SLOT, mask=lane < capacity)
-    else:
-        end = tl.load(query_start_loc_ptr + request + 1)
-        table_ptr = batch_table_ptr + group * batch_group_stride + request * batch_table_stride
-        for done in range(start, end, BLOCK):
-            lane = done + tl.arange(0, BLOCK)
-            position = tl.load(positions_ptr + lane, mask=lane < end, other=0)
-            block = tl.load(table_ptr + position // BLOCK_SIZE, mask=lane < end, other=0).to(tl.int64)
-            tl.store(out_ptr + lane, block * BLOCK_SIZE + position % BLOCK_SIZE, mask=lane < end)
+    lowest = tl.maximum(computed - window + 1, 0)
+    dead = tl.where(window > 0, lowest // BLOCK_SIZE, 0)
+    for done in range(0, count, BLOCK):
+        lane = done + tl.arange(0, BLOCK)
+        alive = (lane >= dead) & (lane < count)
+        block = tl.load(table_ptr + lane, mask=alive, other=NULL)
+        tl.store(out_ptr + lane, block, mask=lane < count)
+
+
+@kernel
+def map_slots(table_ptr, slots_ptr, start, end, computed, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    """Slot of each of a request's lanes: block id * block size + offset."""
+    for done in range(start, end, BLOCK):
+        lane = done + tl.arange(0, BLOCK)
+        position = computed + lane - start
+        block = tl.load(table_ptr + position // BLOCK_SIZE, mask=lane < end, other=0).to(tl.int64)
+        tl.store(slots_ptr + lane, block * BLOCK_SIZE + position % BLOCK_SIZE, mask=lane < end)
+
+
+@kernel
+def pad_slots(slots_ptr, first, capacity, BLOCK: tl.constexpr) -> None:
+    """The whole rest of the buffer belongs to no lane."""
+    for done in range(first, capacity, BLOCK):
+        lane = done + tl.arange(0, BLOCK)
+        tl.store(slots_ptr + lane, PAD_SLOT, mask=lane < capacity)

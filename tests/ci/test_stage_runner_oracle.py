@@ -108,23 +108,23 @@ def at_entry(finding):
 
 
 def check_row_not_reset(findings):
-    first = wrong_input("seq_lens", "prepare_positions")(findings)
+    first = wrong_input("seq_lens", "prepare_inputs")(findings)
     assert at_entry(first)
     # The first owner of a row finds it clean, so the fault shows with the first request that gets a used one.
     assert first.step > 0
 
 
 def check_block_table(findings):
-    assert wrong_input("block_tables", "gather_block_tables")(findings).step == 0
+    assert wrong_input("block_tables", "prepare_block_tables")(findings).step == 0
 
 
 def check_position(findings):
-    first = wrong_input("positions", "prepare_positions")(findings)
+    first = wrong_input("positions", "prepare_inputs")(findings)
     assert (first.step, first.evidence["expected"], first.evidence["observed"]) == (0, 0, 1)
 
 
 def check_last_sampled(findings):
-    first = wrong_input("input_ids", "gather_input_ids")(findings)
+    first = wrong_input("input_ids", "prepare_inputs")(findings)
     # Its newest token is read in the last chunk of what it had, which may come some steps after its return.
     assert first.evidence["event"].startswith("resumed at step ")
 

@@ -29,11 +29,12 @@ def flush(tables):
     tables.apply(upload)
 
 
-def gather(tables, rows, padded, computed=None):
-    """The batch's table of every group, with nothing computed yet of any row, unless the test says so."""
+def gather(tables, rows, padded, computed=None, lengths=None):
+    """The batch's table of every group, with nothing computed yet of any row, and no lane, unless the test says so."""
     counts = torch.from_numpy(np.ascontiguousarray(tables.num_blocks[:, rows]))
     computed = torch.zeros(ROWS, dtype=torch.int32) if computed is None else torch.tensor(computed, dtype=torch.int32)
-    return tables.gather(torch.tensor(rows, dtype=torch.int32), counts, computed, len(rows), padded)
+    bounds = torch.from_numpy(np.cumsum([0, *(lengths or [0] * len(rows))]).astype(np.int32))
+    return tables.prepare(torch.tensor(rows, dtype=torch.int32), bounds, counts, computed, len(rows), padded)
 
 
 def test_blocks_are_appended_across_flushes():
@@ -136,23 +137,18 @@ def test_slots_of_every_group():
     tables = make_tables((0, 8))
     tables.append(3, [[5, 6], [2, 9]])
     flush(tables)
-    gather(tables, [3], 1, computed=[0, 0, 0, 3])
-    positions = torch.zeros(LANES, dtype=torch.int64)
-    positions[:3] = torch.tensor([3, 4, 5])
-    tables.map_slots(torch.tensor([0, 3], dtype=torch.int32), positions, 1)
+    gather(tables, [3], 1, computed=[0, 0, 0, 3], lengths=[3])
     padding = [-1] * (LANES - 3)
     assert tables.slot_mapping.tolist() == [[23, 24, 25, *padding], [11, 36, 37, *padding]]
 
 
 def check_slots(tables, rows, starts, lengths):
     """Map the slots of a batch and compare with block * size + offset, computed lane by lane."""
-    gather(tables, rows, len(rows))
-    positions = np.concatenate([np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)])
-    bounds = np.cumsum([0, *lengths]).astype(np.int32)
-    lanes = torch.zeros(LANES, dtype=torch.int64)
-    lanes[: len(positions)] = torch.from_numpy(positions)
+    computed = [0] * ROWS
+    for row, start in zip(rows, starts, strict=True):
+        computed[row] = start
     tables.slot_mapping.fill_(12345)
-    tables.map_slots(torch.from_numpy(bounds), lanes, len(rows))
+    gather(tables, rows, len(rows), computed, list(lengths))
     expected = [
         tables.blocks_of(row)[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
         for row, start, length in zip(rows, starts, lengths, strict=True)

@@ -32,7 +32,7 @@ SHAPE = LlamaConfig(
     head_dim=128, rope_theta=1e6, rms_norm_eps=1e-6, max_position_embeddings=40_960, tie_word_embeddings=True,
 )  # fmt: skip
 REQUESTS, NEW_TOKENS = 12, 24
-GATHER_IN_PLACE = re.compile("MRV202 .*'triton:gather_input_ids' may still use in place refrunner/prompt_rows.py")
+GATHER_IN_PLACE = re.compile("MRV202 .*'triton:prepare_inputs' may still use in place refrunner/prompt_rows.py")
 
 
 @pytest.mark.parametrize("number", range(0, len(SETS), 6))

@@ -447,21 +447,24 @@ RUNNER = {
         BLOCK=64,
     ),
     "combine_blocks": _sampler_case(draw.combine_blocks, ("count", "num_parts"), STATISTICS=1, LOGARITHM=1, PARTS=8),
-    "gather_block_tables": _runner_case(
-        block_table.gather_block_tables,
-        ("group_stride", "block_table_stride", "batch_group_stride", "batch_table_stride", "num_requests", "columns"),
-        BLOCK_SIZE=16,
-        BLOCK=16,
-    ),
-    "compute_slot_mapping": _runner_case(
-        block_table.compute_slot_mapping,
-        ("batch_group_stride", "batch_table_stride", "num_requests", "capacity"),
-        ("positions_ptr", "slot_mapping_ptr"),
+    "prepare_block_tables": _runner_case(
+        block_table.prepare_block_tables,
+        (
+            "group_stride",
+            "block_table_stride",
+            "batch_group_stride",
+            "batch_table_stride",
+            "num_requests",
+            "columns",
+            "capacity",
+        ),
+        ("slot_mapping_ptr",),
         BLOCK_SIZE=16,
         BLOCK=64,
     ),
-    "prepare_positions": _runner_case(input_prep.prepare_positions, ("num_requests",), ("positions_ptr",), BLOCK=64),
-    "gather_input_ids": _runner_case(input_prep.gather_input_ids, ("token_ids_stride", "max_model_len"), BLOCK=64),
+    "prepare_inputs": _runner_case(
+        input_prep.prepare_inputs, ("token_ids_stride", "num_requests", "max_model_len"), ("positions_ptr",), BLOCK=64
+    ),
     "post_update": _runner_case(input_prep.post_update, ("token_ids_stride", "max_model_len")),
     "apply_staged_writes": _runner_case(staged_write.apply_staged_writes, longs=("targets_ptr",), BLOCK=64),
 }

@@ -231,10 +231,8 @@ def test_ordered_accesses_and_descriptors_of_a_gpu():
 
 RUNNER = {
     "apply_staged_writes": "table",
-    "compute_slot_mapping": "slot_mapping",
-    "gather_block_tables": "batch_table",
-    "gather_input_ids": "input_ids",
-    "prepare_positions": "positions seq_lens",
+    "prepare_block_tables": "batch_table slot_mapping",
+    "prepare_inputs": "input_ids positions seq_lens bounds",
     "sample_blocks": "best_score best_token best_logit max_logit sum_exp",
     "combine_blocks": "token logprob",
 }

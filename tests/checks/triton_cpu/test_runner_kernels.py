@@ -160,10 +160,10 @@ def generate(device: str) -> Shadow:
 
 
 STEP_KERNELS = {
-    "apply_staged_writes", "clear_counts", "combine_blocks", "compute_slot_mapping", "count_drawn_tokens",
-    "count_known_tokens", "fill_blocks", "find_thresholds", "gather_block_tables", "gather_input_ids", "post_update",
-    "prepare_positions", "process_logits", "report_all", "report_top", "sample_blocks", "select_top",
-    "survey", "ask_by_sample", "weigh_rows", "settle_nucleus",
+    "apply_staged_writes", "clear_counts", "combine_blocks", "count_drawn_tokens",
+    "count_known_tokens", "fill_blocks", "find_thresholds", "post_update",
+    "prepare_block_tables", "prepare_inputs", "process_logits", "report_all", "report_top", "sample_blocks",
+    "select_top", "survey", "ask_by_sample", "weigh_rows", "settle_nucleus",
 }  # fmt: skip
 ATTENTION_KERNELS = {"attend_paged", "write_keys_and_values", "rms_norm", "rotate_heads", "silu_and_multiply"}
 SPECULATION_KERNELS = {
