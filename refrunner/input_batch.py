@@ -45,7 +45,7 @@ class InputBatch:
         block_table: int32 [G, padded N, B], one table for each KV group.
         slot_mapping: int64 [G, padded T]; -1 for padding lanes.
         host_logit_bounds: int32 [N + 1], rows of logits of each request: one, and one more for each draft.
-        logit_lanes: integers [M], lanes whose logits are sampled, the last ones of each request.
+        logit_lanes: int32 [M], lanes whose logits are sampled, the last ones of each request.
         logit_rows: int32 [M], row of the state table that each of them belongs to.
         logit_bounds: int32 [N + 1], the same bounds on the device; None without speculation, as all below.
         logit_offsets: int32 [M], drafts of the request before each row of logits.
@@ -80,6 +80,15 @@ class InputBatch:
     def num_logits(self) -> int:
         """M, rows of logits that are sampled."""
         return int(self.host_logit_bounds[-1])
+
+    def sampled_states(self, hidden: Tensor) -> Tensor:
+        """The hidden states, of all lanes [padded T, H], whose logits are sampled: [M, H].
+
+        Where each request has one lane, as in a decode, those are all real ones, and nothing need be gathered.
+        """
+        if self.num_tokens == self.num_requests:
+            return hidden[: self.num_tokens]
+        return hidden.index_select(0, self.logit_lanes)
 
 
 @dataclass(frozen=True)
@@ -185,11 +194,11 @@ class InputBatchBuilder:
     ) -> dict[str, NDArray[np.generic]]:
         """Which lanes are sampled, and for whom: of each request those of its drafts, and the one before them."""
         if not self._config.drafts:
-            return {"logit_lanes": ends.astype(np.int64) - 1}
+            return {"logit_lanes": ends - 1}
         counts = 1 + drafts
         offsets = (np.arange(bounds[-1]) - np.repeat(bounds[:-1], counts)).astype(np.int32)
         return {
-            "logit_lanes": np.repeat(ends.astype(np.int64) - counts, counts) + offsets,
+            "logit_lanes": np.repeat(ends - counts, counts) + offsets,
             "logit_rows": np.repeat(rows, counts),
             "logit_bounds": bounds,
             "logit_offsets": offsets,

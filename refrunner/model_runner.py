@@ -349,7 +349,7 @@ class ModelRunner:
     def _sample(self, batch: InputBatch, hidden: Tensor) -> SamplerOutput:
         """Draw for each request from the logits of its last lane, and of those of its drafts."""
         with phase(Phase.FORWARD):
-            logits = self._model.compute_logits(hidden.index_select(0, batch.logit_lanes))
+            logits = self._model.compute_logits(batch.sampled_states(hidden))
         with phase(Phase.SAMPLER):
             self._grammar.apply(logits)
             return self._sampler.sample(logits, batch, self._states)

@@ -133,7 +133,7 @@ TABLE = (
         DEVICE, "step; fresh", ("copy_",), MAIN,
     ),
     Entry(
-        "ModelRunner.batch.logit_lanes", "lanes whose logits are sampled; uploaded with it", "[M] i64",
+        "ModelRunner.batch.logit_lanes", "lanes whose logits are sampled; uploaded with it", "[M] i32",
         DEVICE, "step; fresh", ("copy_",), MAIN,
     ),
     Entry(

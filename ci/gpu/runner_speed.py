@@ -67,6 +67,11 @@ def at_once(requests: int, prompt: int, output: int) -> tuple[Arrival, ...]:
     return (Arrival(0.0, prompt, output),) * requests
 
 
+def staggered(requests: int, output: int) -> tuple[Arrival, ...]:
+    """Requests that all come at the start, with prompts of 1 to 16 tokens."""
+    return tuple(Arrival(0.0, 1 + number % 16, output) for number in range(requests))
+
+
 DRAWN = SamplingParams(temperature=0.8)
 WORKLOADS = {
     "decode, 1 request": Workload(
@@ -76,11 +81,16 @@ WORKLOADS = {
         "decode with a batch of 32", at_once(32, 32, 192), DRAWN, at_once(32, 32, 40)
     ),
     "decode, 256 requests": Workload(
-        "decode with a batch of 256", at_once(256, 8, 128), DRAWN, at_once(256, 8, 32)
+        "decode with a batch of 256, whose requests need further KV blocks at different times",
+        staggered(256, 128), DRAWN, staggered(256, 40),
+    ),
+    "decode, 256 in lockstep": Workload(
+        "the same with prompts of one length: every 16 steps all requests need another block at once",
+        at_once(256, 8, 128), DRAWN, at_once(256, 8, 40),
     ),
     "churn": Workload(
         "short answers: requests come and go in nearly every step",
-        poisson(400, 1, rate=4000.0), DRAWN, poisson(120, 1, rate=4000.0),
+        poisson(240, 1, rate=4000.0), DRAWN, poisson(100, 1, rate=4000.0),
     ),
     "penalties, 64 requests": Workload(
         "each draw depends on the whole history",
@@ -88,7 +98,7 @@ WORKLOADS = {
     ),
     "long prompts": Workload(
         "prefill of long prompts, one token each: the model's time is nearly all there is",
-        at_once(12, 1500, 1), DRAWN, at_once(6, 1500, 1),
+        at_once(8, 1500, 1), DRAWN, at_once(6, 1500, 1),
     ),
 }  # fmt: skip
 

@@ -182,7 +182,7 @@ class BaselineRunner:
             self._barrier.uploads_enqueued(self._device.record_event())
         with phase(Phase.FORWARD):
             hidden = self._forward(self.batch, graph)
-            logits = self._model.compute_logits(hidden.index_select(0, self.batch.logit_lanes))
+            logits = self._model.compute_logits(self.batch.sampled_states(hidden))
         with phase(Phase.SAMPLER):
             sampled = self._sampler.sample(logits, self.batch, history)
             prompts = self._prompt_logprobs.advance(self.batch, hidden, self._model.compute_logits, history)
