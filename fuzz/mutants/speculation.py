@@ -60,8 +60,8 @@ ACCOUNTING = (
     Mutation(
         "drafts_judged_by_one_lane",
         _INPUTS,
-        "np.repeat(ends.astype(np.int64) - counts, counts) + offsets",
-        "np.repeat(ends.astype(np.int64) - counts, counts)",
+        "np.repeat(ends - counts, counts) + offsets",
+        "np.repeat(ends - counts, counts)",
         "all drafts of a request are judged by the logits of its newest token",
     ),
     Mutation(
