@@ -39,6 +39,8 @@ GROWTH = "growth"
 #: Likewise of a ring that forgets its slots: the allocator has them back when their readers have passed, so with steps
 #: in flight it has none to hand out, and asks the driver in every step.
 CHURN = "churn"
+#: Likewise of a runner whose work goes on when it was closed, where the original's is over.
+OUTSTANDING = "outstanding"
 MOST_GROWTH = 2
 #: How far the device is behind is the schedule's choice; see ``fuzz.case``.
 _FULL_QUEUE = "MRV108"
@@ -57,6 +59,7 @@ class Drive:
         steps: that it made.
         streams: that it used, the default stream included.
         records: of the happens-before check, if they were asked for.
+        over: whether the device was through when the runner had been closed.
     """
 
     findings: tuple[Finding, ...]
@@ -65,6 +68,7 @@ class Drive:
     steps: int
     streams: int = 1
     records: tuple[Record, ...] = field(default=(), repr=False)
+    over: bool = True
 
     @functools.cached_property
     def pinned(self) -> int:
@@ -92,7 +96,8 @@ class Kill:
     """Why a mutant is not the original.
 
     Attributes:
-        code: of the finding: ``MRV307`` for a crash, ``MRV309`` for other tokens; ``GROWTH`` and ``CHURN`` are none.
+        code: of the finding: ``MRV307`` for a crash, ``MRV309`` for other tokens; or ``GROWTH``, ``CHURN`` or
+            ``OUTSTANDING``, which are none.
         title: what was seen.
         exercise, schedule: where.
         certain: whether it is no mere suspicion.
@@ -136,7 +141,7 @@ def drive(
     waits = [finding for finding in watch.findings if finding.code != _FULL_QUEUE]
     found = (*map(portable, judge.findings), *waits)
     return Drive(
-        found, repr(run.data), run.error or _crash(program), _steps(program), run.streams, tuple(records)
+        found, repr(run.data), run.error or _crash(program), _steps(program), run.streams, tuple(records), program.over
     )  # fmt: skip
 
 
@@ -229,6 +234,8 @@ def kill_of(known: Known, seen: Drive, schedule: Schedule) -> Kill | None:
         if seen.error is not None:
             return Kill("MRV307", seen.error, *where, no_program=seen.error.startswith(_NO_PROGRAM))
         return Kill("MRV309", "tokens, log-probabilities or bookkeeping are not the original's", *where)
+    if known.first.over and not seen.over:
+        return Kill(OUTSTANDING, "the device still works for the runner when it has been closed", *where)
     original = (known.second if schedule == SECOND else None) or known.first
     if seen.pinned > MOST_GROWTH * original.pinned:
         told = f"{seen.pinned} bytes of pinned memory at once, where the original has {original.pinned}"

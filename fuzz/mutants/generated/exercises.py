@@ -71,6 +71,7 @@ def exercises_for(target: RunnerTarget) -> list[Exercise]:
     first = Exercise("requests come and go", plain)
     ways, masks = [*_in_all_ways(target, plain)], [*_with_masks(target)]
     in_place = [way for way in ways if "in_place" in way.name]
+    padded = [way for way in ways if "graph_mode=full" in way.name]
     pieces = [way for way in ways if "piecewise" in way.name]
     longest = _with_a_long_prompt(plain)
     return [
@@ -80,7 +81,10 @@ def exercises_for(target: RunnerTarget) -> list[Exercise]:
         *masks,
         replace(first, name="another stream is current", foreign=True),
         replace(first, name="bookkeeping is watched", watched=True),
-        replace(first, name="another stream is current, bookkeeping is watched", foreign=True, watched=True),
+        *(
+            replace(one, name=f"{name}another stream is current, bookkeeping is watched", foreign=True, watched=True)
+            for name, one in [("", first), *((f"{way.name}, ", way) for way in padded[:1])]
+        ),
         *_dropped([first, *in_place[:1], *pieces[:1], *masks[:1]]),
         *_on_the_cpu([first, *masks[-1:]]),
     ]
@@ -165,6 +169,7 @@ class ExerciseProgram:
 
     Attributes:
         trace: what the last call saw; None if the runner could not be built.
+        over: whether the device was through with all of the runner's stream, when that had been closed.
     """
 
     def __init__(self, target: RunnerTarget, exercise: Exercise, most_steps: int | None = None) -> None:
@@ -172,10 +177,11 @@ class ExerciseProgram:
         self._exercise = exercise
         self._most_steps = most_steps
         self.trace: Trace | None = None
+        self.over = False
 
     def __call__(self) -> dict[str, object]:
         """Tokens and log-probabilities of each request, what is broken, and the crash if there was one."""
-        exercise, self.trace = self._exercise, None
+        exercise, self.trace, self.over = self._exercise, None, False
         settings: dict[str, JSON] = {"model": MODEL, **exercise.workload.capacities, "device": exercise.device}
         others = torch.cuda.Stream() if exercise.foreign else None
         with _current(others):
@@ -185,6 +191,8 @@ class ExerciseProgram:
         self.trace = trace
         if exercise.closed:
             close(runner, trace)
+            with _current(others):
+                self.over = exercise.device == "cpu" or torch.cuda.current_stream().query()
         crash = trace.crash.error if trace.crash and exercise.breaks_off is None else None
         broken = [finding.title for _, finding in trace.broken]
         faults = [fault.error for fault in trace.faults]
