@@ -240,12 +240,13 @@ def _all_times(
         (min(work.start for work, _ in mine), max(work.end for work, _ in mine)) if mine else None
         for mine in ([pair for pair in pairs if pair[0].device == device] for pairs in of_step)
     ]
-    found = []
-    for index, step in enumerate(steps.steps):
-        before, span = spans[index - 1] if index else None, spans[index]
-        following = next((later[0] for later in spans[index + 1 :] if later is not None), None)
-        found.append(_times(step, of_step[index], calls[index], parts, busy, before, span, following))
-    return tuple(found)
+    following: list[int | None] = [None]
+    for span in spans[:0:-1]:
+        following.append(following[-1] if span is None else span[0])
+    rows = zip(steps.steps, of_step, calls, [None, *spans], spans, reversed(following), strict=False)
+    return tuple(
+        _times(step, pairs, mine, parts, busy, before, span, later) for step, pairs, mine, before, span, later in rows
+    )
 
 
 def _times(

@@ -35,7 +35,9 @@ def clipped(covered: Sequence[Interval], window: Interval) -> list[Interval]:
     """The parts of disjoint, sorted intervals in a window."""
     first = max(bisect_right(covered, (window[0], window[0])) - 1, 0)
     found = []
-    for start, end in covered[first:]:
+    # Not a slice: whoever asks for each of many steps would copy what is behind it each time.
+    for index in range(first, len(covered)):
+        start, end = covered[index]
         if start >= window[1]:
             break
         if end > window[0]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from .records import DeviceKind, DeviceWork, Frame, HostCall, HostRange, Record,
 _KERNELS, _COPIES, _FILLS = {"kernel"}, {"gpu_memcpy", "memcpy"}, {"gpu_memset", "memset"}
 _CALLS = {"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "runtime", "driver"}
 _RANGES, _FRAMES = {"user_annotation"}, {"cpu_op", "operator", "python_function"}
-_NANOSECONDS = 1000  # in the trace's unit, whatever its displayTimeUnit
+_DIGITS = 3  # of nanoseconds in the trace's unit, which is µs whatever its displayTimeUnit
 #: What is larger is no time, no size and no number of a call: profilers keep all of them in 64 bits.
 _LARGEST = 1 << 63
-_LONGEST = _LARGEST / _NANOSECONDS
+_MOST_DIGITS = 20
 
 
 class KinetoSource:
@@ -52,21 +53,22 @@ class KinetoSource:
             if phase == "B":
                 begun.setdefault(thread, []).append(event)
                 continue
+            begin = _nanoseconds(event.get("ts"))
             if phase == "E" and begun.get(thread):
-                first = begun[thread].pop()
-                event = {**first, "dur": _number(event.get("ts")) - _number(first.get("ts"))}
-            elif phase != "X":
+                event, end = begun[thread].pop(), begin
+                begin = _nanoseconds(event.get("ts"))
+            elif phase == "X":
+                length = _nanoseconds(event.get("dur"))
+                end = None if begin is None or length is None else begin + length
+            else:
                 continue
-            record = self._record(event)
-            if record is not None:
-                yield record
+            if begin is not None and end is not None and begin <= end:
+                record = self._record(event, begin, end)
+                if record is not None:
+                    yield record
 
-    def _record(self, event: Mapping[str, Any]) -> Record | None:
-        start, length = _number(event.get("ts")), _number(event.get("dur"))
-        if not (abs(start) < _LONGEST and 0 <= length < _LONGEST):
-            return None
-        begin, name = round(start * _NANOSECONDS), str(event.get("name", ""))
-        end, category = begin + round(length * _NANOSECONDS), str(event.get("cat", "")).lower()
+    def _record(self, event: Mapping[str, Any], begin: int, end: int) -> Record | None:
+        name, category = str(event.get("name", "")), str(event.get("cat", "")).lower()
         said = event.get("args")
         arguments: Mapping[str, Any] = said if isinstance(said, dict) else {}
         if category in _KERNELS or category in _COPIES or category in _FILLS:
@@ -99,12 +101,18 @@ class KinetoSource:
             return self._names.setdefault(str(value), -1 - len(self._names))
 
 
-def _number(value: object) -> float:
-    """A time; not a number if it is none."""
-    try:
-        return float(str(value)) if value is not None else float("nan")
-    except ValueError:
-        return float("nan")
+def _nanoseconds(value: object) -> int | None:
+    """A time in µs, whole or with a fraction as text, which is exact; None if it is none."""
+    if isinstance(value, int):
+        time = None if isinstance(value, bool) else value * 10**_DIGITS
+    else:
+        try:
+            number = Decimal(str(value))
+        except InvalidOperation:
+            return None
+        small = number.is_finite() and number.adjusted() < _MOST_DIGITS
+        time = round(number.scaleb(_DIGITS)) if small else None
+    return time if time is not None and abs(time) < _LARGEST else None
 
 
 def _whole(value: object) -> int:

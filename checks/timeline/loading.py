@@ -124,22 +124,21 @@ class Launches:
     """
 
     def __init__(self, timeline: Timeline) -> None:
-        self._calls: dict[tuple[int, int], HostCall] = {}
-        self._processes: dict[int, int] = {}
-        wanted = {work.correlation for work in timeline.work if work.process is None}
+        self._calls: dict[int, dict[int, HostCall]] = {}
         for call in timeline.calls:
             # A call of the runtime and one of the driver within it have one number; the outer one begins first.
-            self._calls.setdefault((call.process, call.correlation), call)
-            owner = self._processes.setdefault(call.correlation, call.process)
-            if owner != call.process and call.correlation and call.correlation in wanted:
-                raise _merged(timeline, sorted({one.process for one in timeline.calls}))
+            if call.correlation:
+                self._calls.setdefault(call.process, {}).setdefault(call.correlation, call)
+        for work in timeline.work if len(self._calls) > 1 else ():
+            if work.process is None and sum(work.correlation in calls for calls in self._calls.values()) > 1:
+                raise _merged(timeline, sorted(self._calls))
 
     def of(self, work: DeviceWork) -> HostCall | None:
         """The call behind some work; None if the trace does not hold it."""
-        if not work.correlation:
-            return None
-        process = self._processes.get(work.correlation) if work.process is None else work.process
-        return None if process is None else self._calls.get((process, work.correlation))
+        for calls in self._calls.values() if work.process is None else (self._calls.get(work.process, {}),):
+            if work.correlation in calls:
+                return calls[work.correlation]
+        return None
 
 
 def _merged(timeline: Timeline, processes: list[int]) -> CheckError:
