@@ -1,7 +1,8 @@
 """Time of the sampling kernels on this machine's GPU, beside torch and beside reading the logits once.
 
-    python -m mrv2.ci.gpu.sampling_speed FILE [--sweep]
+    python -m mrv2.ci.gpu.sampling_speed FILE [--sweep] [--near]
 
+``--sweep`` tries many ways to divide rows, ``--near`` those around today's for small batches, with the tokens compared.
 Before anything is timed, the draws are compared with those of the exact path, bit for bit. Every figure is microseconds
 per call: a CUDA graph holds many calls over rotating inputs, and the median of its replays counts. Exit codes: 0, 1 a
 draw differs, 2 no GPU or a wrong call.
@@ -14,7 +15,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,11 @@ from mrv2.ci.command.environment import describe
 from mrv2.fuzz.targets.reference_sampler import ReferenceSampler
 from mrv2.refrunner.kernels.logits_processing import BIAS, TOP_P
 from mrv2.refrunner.sampling import gumbel
-from mrv2.refrunner.sampling.blocks import Parts, parts_of
+from mrv2.refrunner.sampling.blocks import GPU_MOST_PARTS, Parts, parts_of
 from mrv2.refrunner.sampling.gumbel import Processed, Sampled
 
 VOCAB = 151_936
-BATCHES = (1, 8, 32, 128, 256, 1024)
+BATCHES = (1, 8, 16, 32, 64, 128, 256, 1024)
 ROTATED_BYTES = 2**28  # several times the cache
 GRAPH_US = 1500.0  # work in one graph
 REPLAYS = 7
@@ -40,9 +41,11 @@ REPLAYS = 7
 
 def main(arguments: list[str]) -> int:
     """Check, measure and write; returns the exit code."""
-    files = [argument for argument in arguments if argument != "--sweep"]
+    files = [argument for argument in arguments if argument not in ("--sweep", "--near")]
     if len(files) != 1 or not torch.cuda.is_available():
-        sys.stderr.write("usage, on a machine with CUDA: python -m mrv2.ci.gpu.sampling_speed FILE [--sweep]\n")
+        sys.stderr.write(
+            "usage, on a machine with CUDA: python -m mrv2.ci.gpu.sampling_speed FILE [--sweep] [--near]\n"
+        )
         return 2
     record: dict[str, Any] = {"environment": describe(), "gpu": torch.cuda.get_device_name(), "vocabulary": VOCAB}
 
@@ -56,6 +59,10 @@ def main(arguments: list[str]) -> int:
     sys.stdout.write(f"copy: {record['copy TB/s']} TB/s\n")
     record["table"] = table()
     keep()
+    if "--near" in arguments:
+        record["near"] = near = around_today(NEAR, "cuda")
+        different["near"] = sum(line["differ"] for line in near)
+        keep()
     if "--sweep" in arguments:
         record["sweep"] = sweep()
         keep()
@@ -141,11 +148,12 @@ def microseconds(calls: list[Callable[[], object]]) -> float:
     return float(statistics.median(times))
 
 
-def inputs(count: int, dtype: torch.dtype, vocab_size: int = VOCAB) -> list[Tensor]:
+def inputs(count: int, dtype: torch.dtype, vocab_size: int = VOCAB, device: str = "cuda") -> list[Tensor]:
     """Standard normal logits, as many tensors as it takes to leave the cache."""
     size = count * vocab_size * dtype.itemsize
     number = max(2, min(64, ROTATED_BYTES // size))
-    return [torch.randn(count, vocab_size, device="cuda").to(dtype) for _ in range(number)]
+    number = 1 if device == "cpu" else number
+    return [torch.randn(count, vocab_size, device=device).to(dtype) for _ in range(number)]
 
 
 def copy_bandwidth() -> float:
@@ -229,7 +237,42 @@ def divisions(count: int, vocab_size: int, block: int, warps: int, groups: int) 
         number = -(-blocks // each)
         if number not in seen and (60 <= number * count <= 6000 or number == 1):
             seen.add(number)
-            yield Parts(number, 256, each, block, groups, 128, warps)
+            yield Parts(number, GPU_MOST_PARTS, each, block, groups, 128, block // 4, warps)
+
+
+NEAR = (8, 16, 32, 64, 128, 256)
+NEAR_SHAPES = ((2048, 4, 8), (2048, 4, 16), (1024, 4, 8))
+FACTORS = (0.4, 0.5, 0.65, 0.8, 1.0, 1.25, 1.5, 2.0)
+
+
+def around_today(batches: Iterable[int], device: str, vocab_size: int = VOCAB) -> list[dict[str, Any]]:
+    """Times of divisions around today's, with the rows whose result is not that of today's; not timed on the CPU."""
+    lines: list[dict[str, Any]] = []
+    for count in batches:
+        tensors = inputs(count, torch.float32, vocab_size, device)
+        today = parts_of(torch.device("cuda"), count, vocab_size)
+        temperatures = torch.tensor([0.0, 0.5, 1.0, 1.0, 1.0, 3.0, 10.0, 1.0], device=device).repeat(count // 8 + 1)
+        draws = [drawing(tensors[0], temperatures[:count].contiguous(), staged) for staged in (False, True)]
+        expected = [draw(parts=today, statistics=False) for draw in draws]
+        for block, warps, groups in NEAR_SHAPES:
+            found = []
+            for parts in _around(today, vocab_size, block, warps, groups):
+                both = zip(draws, expected, strict=True)
+                differ = sum(int((draw(parts=parts, statistics=False) != one).any(dim=0).sum()) for draw, one in both)
+                time_us = timed_draw(tensors, parts=parts, statistics=False) if device == "cuda" else float("nan")
+                lines.append({"B": count, "us": time_us, "differ": differ, **asdict(parts)})
+                found.append(f"{parts.number}: {time_us:.2f}{' DIFFERS' * bool(differ)}{'*' * (parts == today)}")
+            sys.stdout.write(f"{count} ({block}, {warps}, {groups})  {'  '.join(found)}\n")
+            sys.stdout.flush()
+    return lines
+
+
+def _around(today: Parts, vocab_size: int, block: int, warps: int, groups: int) -> Iterator[Parts]:
+    """Numbers of parts around today's."""
+    blocks = -(-vocab_size // block)
+    numbers = {-(-blocks // -(-blocks // max(1, round(today.number * factor)))) for factor in FACTORS}
+    for number in sorted(one for one in numbers if one <= GPU_MOST_PARTS):
+        yield Parts(number, GPU_MOST_PARTS, -(-blocks // number), block, groups, today.search, block // 4, warps)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 Exact noise costs several times what reading a logit does, and almost no token needs it. Of each token only the high
 word is made, and `coarse_logarithm` gives a bound of its score from above. A lane looks at four neighbouring tokens of
 each block, and keeps the largest bound that it saw. Then the exact scores of all tokens of the lane with the largest
-bound are computed, then of the next such lane, until no bound reaches the best exact score; one lane is enough nine
-times in ten. Where something is not an ordinary number, the exact score of every token decides. So a bound says only
-who need not be asked, and the token is always that of the exact scores.
+bound are computed. If the bound of another lane reaches the best of them, which it does once in ten parts, the first
+launch leaves the bounds to the second one, and that computes exact scores of further lanes only where they reach the
+best exact score of the whole row, which is rarer. Where something is not an ordinary number, or many lanes are as good,
+the exact score of every token of the part decides, in the first launch. So a bound says only who need not be asked, and
+the token is always that of the exact scores.
 
 Bounds are compared in units of the logit. With temperature T and the noise's high word h, a token of logit x has
 
@@ -13,7 +15,8 @@ Bounds are compared in units of the logit. With temperature T and the noise's hi
 
 so it cannot beat an exact score E if x - T * log(2) * coarse(h) / 2**17 < T * E - T * (96 log(2) + slack). The noise's
 own error is below 1e-5. Rounding of the quotient, the sum, the product and the constants is, for a token whose score
-reaches E, below 2**-21 * (abs(E) + 112), since its noise is between -4 and 46; the slack is larger than both.
+reaches E, below 2**-21 * (abs(E) + 112), since its noise is between -4 and 46; the slack is larger than both, by more
+than the rounding of the quotient by T in `reach`, which says of a part's other lanes what they reach at most.
 """
 
 import triton.language as tl
@@ -156,34 +159,77 @@ def screen(
 
 
 @kernel
-def settle(
-    row, top, scale, begin, end, RIVALS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr
+def ask_best_lane(
+    row, bound, best_score, best, begin, end, GROUPS: tl.constexpr, LANES: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Best exact score of the lanes that bounds recommend, its token, and whether no other lane can beat it.
+    """Best exact score of the lane with the largest bound and of what came before; its token; the other lanes' bounds.
 
-    A part of which filters keep no token has none to find; its first one stands for all.
+    A lane has every ``LANES``-th group of four tokens.
+    """
+    lane = tl.arange(0, LANES)
+    chosen = tl.min(tl.where(bound == tl.max(bound, 0), lane, LANES), 0)
+    for first_token in range(begin + 4 * chosen, end, GROUPS * LANES * 4):
+        best_score, best, _logits = best_of_groups(row, first_token, LANES * 4, end, best_score, best, GROUPS)
+    return best_score, best, tl.where(lane == chosen, float("-inf"), bound)
+
+
+@kernel
+def lowest_rival(score, temperature, scale) -> tl.tensor:
+    """The bound below which no lane has a token that beats a score."""
+    line = score
+    if temperature > 0.0:
+        line = (score - _OFFSET - tl.abs(score) * _RELATIVE) * scale
+    return line
+
+
+@kernel
+def reach(bound, temperature, scale) -> tl.tensor:
+    """The score that no token below a bound exceeds."""
+    score = bound
+    if temperature > 0.0:
+        score = bound / scale + _OFFSET
+        score += tl.abs(score) * _RELATIVE
+    return score
+
+
+@kernel
+def scale_of(temperature, stages) -> tl.tensor:
+    """Units of the logit in one of the score: 1 where the temperature is already in the processed logits."""
+    return tl.where(stages != 0, 1.0, temperature)
+
+
+@kernel
+def settle(
+    row, top, scale, begin, end, bound_ptr, RIVALS: tl.constexpr, GROUPS: tl.constexpr, SEARCH: tl.constexpr,
+    LANES: tl.constexpr, BLOCK: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """Best exact score of the lane that bounds recommend, or of all, and what `sample_blocks` writes beside it.
+
+    Returns: score, its token, what other lanes reach, number of NaN logits, the first of them.
     """
     temperature = row[4]
-    lane = tl.arange(0, BLOCK // 4)
     best_score = tl.full([], float("-inf"), tl.float32)
     best = tl.full([], _NO_TOKEN, tl.int32)
-    line = tl.full([], float("-inf"), tl.float32)
-    possible = tl.sum((top != float("-inf")).to(tl.int32), 0)
-    rivals = possible
-    for _turn in range(RIVALS):
-        if rivals > 0:
-            chosen = tl.min(tl.where(top == tl.max(top, 0), lane, BLOCK // 4), 0)
-            for first_token in range(begin + 4 * chosen, end, GROUPS * BLOCK):
-                best_score, best, _logits = best_of_groups(row, first_token, BLOCK, end, best_score, best, GROUPS)
-            line = best_score
-            if temperature > 0.0:
-                line = (best_score - _OFFSET - tl.abs(best_score) * _RELATIVE) * scale
-            top = tl.where(lane == chosen, float("-inf"), top)
-            rivals = tl.sum((~(top < line)).to(tl.int32), 0)
+    best_score, best, top = ask_best_lane(row, top, best_score, best, begin, end, GROUPS, BLOCK // 4)
+    line = lowest_rival(best_score, temperature, scale)
+    rivals = tl.sum((~(top < line)).to(tl.int32), 0)
     ordinary = (temperature == 0.0) | ((scale > 1.0 / _LARGEST_SCALE) & (scale < _LARGEST_SCALE))
-    nothing = (possible == 0) & (RIVALS > 0)
-    settled = (rivals == 0) & ordinary & (nothing | (tl.abs(line) < float("inf")))
-    return best_score, tl.where(nothing, begin, best), settled
+    ordinary = ordinary & (RIVALS > 0)
+    known = tl.abs(line) < float("inf")
+    missing = tl.full([], 0, tl.int32)
+    first_missing = tl.full([], _NO_TOKEN, tl.int32)
+    others = tl.full([], float("-inf"), tl.float32)
+    if (rivals > 0) | ~ordinary | ~known:
+        ordinary = ordinary & (tl.sum((top != top).to(tl.int32), 0) == 0)
+        # A part without a token that may be drawn, as most are behind a mask or a filter, needs no exact scores.
+        nothing = (best_score == float("-inf")) & (tl.max(top, 0) == float("-inf"))
+        if ordinary & known & (rivals <= RIVALS):
+            bound = tl.max(tl.reshape(top, [BLOCK // 4 // LANES, LANES]), 0)
+            tl.store(bound_ptr + tl.arange(0, LANES), bound)
+            others = reach(tl.max(top, 0), temperature, scale)
+        elif ~(ordinary & nothing):
+            best_score, best, missing, first_missing = search_all(row, begin, end, SEARCH)
+    return best_score, best, others, missing, first_missing
 
 
 @kernel
@@ -209,20 +255,22 @@ def sample_blocks(
     temperature_ptr,  # [R] float32
     temperature_stride,
     seed_ptr,  # [R] int64
-    float_ptr,  # [4, N, parts] float32, out: best score, its reported value, largest reported value, sum of exp
+    float_ptr,  # [4, N, parts] float32, out: best score, what other lanes reach, largest reported value, sum of exp
     int_ptr,  # [3, N, parts] int32, out: best token, number of NaN logits, first of them
+    bound_ptr,  # [N, parts, LANES] float32, out: bounds of the other lanes, of parts where they may matter
     vocab_size,
     num_parts,
     part_blocks,  # blocks of each part
     plane,  # N * parts
     PROCESSED: tl.constexpr,  # report processed values, not the model's
     STATISTICS: tl.constexpr,  # report anything but the token
-    RIVALS: tl.constexpr,  # how many bounds are followed up before all exact scores are computed
+    RIVALS: tl.constexpr,  # how many lanes are left to the second launch before all exact scores are computed
     GROUPS: tl.constexpr,  # of four tokens, whose exact scores are computed at a time, of a lane
     SEARCH: tl.constexpr,  # and of a part
+    LANES: tl.constexpr,  # in which bounds are handed on, which have those of the block in turns
     BLOCK: tl.constexpr,
 ) -> None:
-    """Winner of one part of one row, and the part's share of the softmax denominator.
+    """Winner of one part of one row, unless another lane of it may win, and the part's share of the denominator.
 
     Temperature 0 takes the largest logit; the lowest id wins ties.
     """
@@ -240,7 +288,7 @@ def sample_blocks(
         logits_ptr, processed_ptr + index * vocab_size, threshold_ptr + index, stages, temperature,
         tl.load(seed_ptr + table_row), tl.load(positions_ptr + index),
     )  # fmt: skip
-    scale = tl.where(stages != 0, 1.0, temperature)
+    scale = scale_of(temperature, stages)
     spread = -_UNIT * scale
     cut = lowest_kept(threshold_ptr + index, stages)
     # Two loops: one that asks in every block whether the row has stages would move each logit once more.
@@ -248,71 +296,118 @@ def sample_blocks(
         top, largest, total = screen(row, ahead, cut, spread, begin, end, True, STATISTICS, PROCESSED, BLOCK)
     else:
         top, largest, total = screen(row, ahead, cut, spread, begin, end, False, STATISTICS, PROCESSED, BLOCK)
-    best_score, best, settled = settle(row, top, scale, begin, end, RIVALS, GROUPS, BLOCK)
-    missing = tl.full([], 0, tl.int32)
-    first_missing = tl.full([], _NO_TOKEN, tl.int32)
-    if not settled:
-        best_score, best, missing, first_missing = search_all(row, begin, end, SEARCH)
     out = index * num_parts + part
+    best_score, best, others, missing, first_missing = settle(
+        row, top, scale, begin, end, bound_ptr + out * LANES, RIVALS, GROUPS, SEARCH, LANES, BLOCK
+    )  # fmt: skip
     tl.store(float_ptr + out, best_score)
+    tl.store(float_ptr + plane + out, others)
     tl.store(int_ptr + out, best)
     tl.store(int_ptr + plane + out, missing)
     tl.store(int_ptr + 2 * plane + out, first_missing)
     if STATISTICS:
-        reported = tl.load(logits_ptr + best).to(tl.float32)
-        if PROCESSED:
-            reported = processed_logit(
-                reported,
-                processed_ptr + index * vocab_size,
-                best,
-                best < end,
-                stages,
-                threshold_ptr + index,
-                temperature,
-            )
         maximum = tl.max(largest, 0)
         kept = tl.where(maximum == float("-inf"), 0.0, maximum)
-        tl.store(float_ptr + plane + out, reported)
         tl.store(float_ptr + 2 * plane + out, maximum)
         tl.store(float_ptr + 3 * plane + out, tl.sum(total * tl.exp(largest - kept), 0))
 
 
 @kernel
+def ask_other_lanes(
+    row, others, bound_ptr, scale, best_score, best, part_tokens, vocab_size, GROUPS: tl.constexpr,
+    LANES: tl.constexpr, PARTS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
+    """Best exact score of a row and its token, after those lanes that reach the best one of the first launch.
+
+    Args:
+        row: see `best_of_groups`.
+        others: [PARTS], what each part's other lanes reach.
+        bound_ptr: their bounds, [parts, LANES].
+    """
+    temperature = row[4]
+    lane, part = tl.arange(0, LANES), tl.arange(0, PARTS)
+    while tl.max(others, 0) >= best_score:
+        chosen = tl.min(tl.where(others == tl.max(others, 0), part, PARTS), 0)
+        others = tl.where(part == chosen, float("-inf"), others)
+        begin = chosen * part_tokens
+        end = tl.minimum(begin + part_tokens, vocab_size)
+        bound = tl.load(bound_ptr + chosen * LANES + lane)
+        largest = tl.max(bound, 0)
+        while (largest > float("-inf")) & ~(largest < lowest_rival(best_score, temperature, scale)):
+            best_score, best, bound = ask_best_lane(row, bound, best_score, best, begin, end, GROUPS, LANES)
+            largest = tl.max(bound, 0)
+    return best_score, best
+
+
+@kernel
 def combine_blocks(
-    float_ptr,  # [4, N, parts] float32, see `sample_blocks`
-    int_ptr,  # [3, N, parts] int32, likewise
+    logits_ptr,  # see `sample_blocks`, as what follows
+    logits_stride,
+    processed_ptr,
+    threshold_ptr,
+    rows_ptr,
+    positions_ptr,
+    stages_ptr,
+    stages_stride,
+    temperature_ptr,
+    temperature_stride,
+    seed_ptr,
+    float_ptr,
+    int_ptr,
+    bound_ptr,
     result_ptr,  # [4, N] int32, out: token, number of NaN logits, first of them, whether no token was left
     value_ptr,  # [N] float32, out: value of the token
     statistics_ptr,  # [2, N] float32, out: largest value, log of the sum of exp below it
+    vocab_size,
     count,  # N
     num_parts,
-    STATISTICS: tl.constexpr,  # report anything but the token
+    part_blocks,
+    PROCESSED: tl.constexpr,
+    STATISTICS: tl.constexpr,
     LOGARITHM: tl.constexpr,  # report log-probabilities, not logits
-    PARTS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,  # no less than any number of parts
 ) -> None:
     """Winner of a row over its parts, and its log-probability.
 
     The sums are added as a tree, not one after another, which keeps the rounding error near log2(parts)
     units instead of parts.
     """
-    index = tl.program_id(0)
+    index = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, PARTS)
     inside = lane < num_parts
     offset = index * num_parts + lane
     plane = count * num_parts
     score = tl.load(float_ptr + offset, mask=inside, other=float("-inf"))
+    others = tl.load(float_ptr + plane + offset, mask=inside, other=float("-inf"))
     token = tl.load(int_ptr + offset, mask=inside, other=2147483647)
     best_score = tl.max(score, 0)
-    best_token = tl.min(tl.where(score == best_score, token, 2147483647), 0)
+    best = tl.min(tl.where(score == best_score, token, 2147483647), 0)
     missing = tl.sum(tl.load(int_ptr + plane + offset, mask=inside, other=0), 0)
     first = tl.min(tl.load(int_ptr + 2 * plane + offset, mask=inside, other=2147483647), 0)
-    tl.store(result_ptr + index, best_token)
+    table_row = tl.load(rows_ptr + index).to(tl.int64)
+    temperature = tl.load(temperature_ptr + table_row * temperature_stride)
+    stages = tl.load(stages_ptr + table_row * stages_stride)
+    row = (
+        logits_ptr + index * logits_stride, processed_ptr + index * vocab_size, threshold_ptr + index, stages,
+        temperature, tl.load(seed_ptr + table_row), tl.load(positions_ptr + index),
+    )  # fmt: skip
+    if (tl.max(others, 0) >= best_score) & (best_score > float("-inf")):
+        best_score, best = ask_other_lanes(
+            row, others, bound_ptr + index * num_parts * LANES, scale_of(temperature, stages), best_score, best,
+            part_blocks * BLOCK, vocab_size, GROUPS, LANES, PARTS,
+        )  # fmt: skip
+    tl.store(result_ptr + index, best)
     tl.store(result_ptr + count + index, missing)
     tl.store(result_ptr + 2 * count + index, first)
     tl.store(result_ptr + 3 * count + index, (best_score == float("-inf")).to(tl.int32))
     if STATISTICS:
-        value = tl.load(float_ptr + plane + offset, mask=inside, other=0.0)
-        value = tl.sum(tl.where(token == best_token, value, 0.0), 0)
+        value = tl.load(row[0] + best).to(tl.float32)
+        if PROCESSED:
+            value = processed_logit(value, row[1], best, best < vocab_size, stages, row[2], temperature)
+        value = tl.where(value == value, value, float("-inf"))
         maximum = tl.load(float_ptr + 2 * plane + offset, mask=inside, other=float("-inf"))
         largest = tl.max(maximum, 0)
         share = tl.load(float_ptr + 3 * plane + offset, mask=inside, other=0.0) * tl.exp(maximum - largest)

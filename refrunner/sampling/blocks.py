@@ -19,8 +19,11 @@ GPU_DRAW_BLOCK = 2048
 GPU_DRAW_WARPS = 4
 GPU_LANE_GROUPS = 8
 GPU_SEARCH = 128
-GPU_PROGRAMS = 512
+# Programs of a batch up to so many rows, then two a row: few rows need no more than hide the time of a load, since
+# every program ends with exact scores; more rows need full multiprocessors.
+GPU_PROGRAMS = ((16, 264), (64, 408), (512, 512))
 GPU_MOST_PARTS = 128
+MOST_LANES = 512
 
 # A product and a sum are two roundings on every device, or the CPU, which has no such fusion, would disagree.
 LAUNCH = {"enable_fp_fusion": False}
@@ -37,6 +40,7 @@ class Parts:
         block: tokens, a power of two.
         groups: of four tokens, whose exact scores are computed at a time, of a lane; a power of two.
         search: likewise, of a whole part.
+        lanes: in which bounds are handed on to the second launch; a power of two, no more than a quarter of ``block``.
         warps: of a program.
     """
 
@@ -46,19 +50,25 @@ class Parts:
     block: int
     groups: int
     search: int
+    lanes: int
     warps: int
 
 
 def parts_of(device: torch.device, count: int, vocab_size: int) -> Parts:
-    """On a GPU about as many programs as it holds at once, or two a row; on the CPU two, of two blocks."""
+    """On a GPU as many programs as are fastest for the batch, or two a row; on the CPU two, of two blocks."""
     if device.type == "cpu":
         block = min(CPU_BLOCK, max(4, power_of_two(vocab_size) // 4))
         number = -(-vocab_size // (2 * block))
-        return Parts(number, power_of_two(number), 2, block, 2, max(1, min(block // 4, CPU_SEARCH)), 4)
+        lanes = block // 4
+        return Parts(number, power_of_two(number), 2, block, 2, min(lanes, CPU_SEARCH), min(lanes, MOST_LANES), 4)
     blocks = -(-vocab_size // GPU_DRAW_BLOCK)
-    number = 2 if count > GPU_PROGRAMS else min(GPU_MOST_PARTS, GPU_PROGRAMS // max(1, count))
+    programs = next((programs for rows, programs in GPU_PROGRAMS if count <= rows), 0)
+    number = min(GPU_MOST_PARTS, max(2, programs // max(1, count)))
     each = -(-blocks // number)
-    return Parts(-(-blocks // each), GPU_MOST_PARTS, each, GPU_DRAW_BLOCK, GPU_LANE_GROUPS, GPU_SEARCH, GPU_DRAW_WARPS)
+    return Parts(
+        -(-blocks // each), GPU_MOST_PARTS, each, GPU_DRAW_BLOCK, GPU_LANE_GROUPS, GPU_SEARCH, GPU_DRAW_BLOCK // 4,
+        GPU_DRAW_WARPS,
+    )  # fmt: skip
 
 
 def block_of(device: torch.device, vocab_size: int) -> int:

@@ -112,7 +112,7 @@ def draw(
 
     Args:
         logits: [N, V], float32, float16 or bfloat16; as all that follows, see :func:`sample`.
-        rivals: how many bounds are followed up in a part of a row before every score is computed exactly; 0 computes
+        rivals: how many bounds a part of a row leaves open before every score of it is computed exactly; 0 computes
             them at once, which changes nothing and takes several times as long.
     """
     nothing = torch.empty(0, dtype=torch.float32, device=logits.device)
@@ -148,20 +148,23 @@ def launch(
         parts: how a row is divided.
     """
     count, vocab_size = logits.shape
-    floats = torch.empty(4 if statistics else 1, count, parts.number, dtype=torch.float32, device=logits.device)
+    floats = torch.empty(4 if statistics else 2, count, parts.number, dtype=torch.float32, device=logits.device)
     ints = torch.empty(3, count, parts.number, dtype=torch.int32, device=logits.device)
+    bounds = torch.empty(count, parts.number, parts.lanes, dtype=torch.float32, device=logits.device)
     stages = processed.stages
-    sample_blocks[(count, parts.number)](
+    common = (
         logits, logits.stride(0), processed.logits, processed.thresholds, rows, positions, stages, stages.stride(0),
-        temperature, temperature.stride(0), seeds, floats, ints, vocab_size, parts.number, parts.blocks,
-        count * parts.number,
+        temperature, temperature.stride(0), seeds, floats, ints, bounds,
+    )  # fmt: skip
+    sample_blocks[(count, parts.number)](
+        *common, vocab_size, parts.number, parts.blocks, count * parts.number,
         PROCESSED=report_processed, STATISTICS=statistics, RIVALS=rivals, GROUPS=parts.groups, SEARCH=parts.search,
-        BLOCK=parts.block,
-        num_warps=parts.warps, **LAUNCH,
+        LANES=parts.lanes, BLOCK=parts.block, num_warps=parts.warps, **LAUNCH,
     )  # fmt: skip
     combine_blocks[(count,)](
-        floats, ints, sampled.result, sampled.logprobs, sampled.statistics, count, parts.number,
-        STATISTICS=statistics, LOGARITHM=report_logarithm, PARTS=parts.most, **LAUNCH,
+        *common, sampled.result, sampled.logprobs, sampled.statistics, vocab_size, count, parts.number, parts.blocks,
+        PROCESSED=report_processed, STATISTICS=statistics, LOGARITHM=report_logarithm, GROUPS=parts.groups,
+        LANES=parts.lanes, BLOCK=parts.block, PARTS=parts.most, **LAUNCH,
     )  # fmt: skip
 
 

@@ -13,7 +13,9 @@ from mrv2.fuzz.mutants import Mutation, mutated_package
 from mrv2.refrunner.kernels.gumbel import coarse_logarithm, gumbel_noise
 from mrv2.refrunner.kernels.launch import kernel
 from mrv2.refrunner.kernels.logits_processing import BIAS, TOP_P
+from mrv2.refrunner.sampling import blocks
 from mrv2.refrunner.sampling import gumbel as module
+from mrv2.refrunner.sampling.blocks import Parts
 
 V = 300
 TEMPERATURES = (0.0, 1e-30, 1e-3, 0.5, 1.0, 3.0, 50.0, 1e30)
@@ -113,15 +115,43 @@ def test_logits_of_half_precision_are_drawn_as_their_values(device):
     assert torch.equal(module.draw(logits, *others), module.draw(logits.float(), *others))
 
 
-def test_a_bound_that_is_too_low_shows():
+DIVISIONS = (
+    Parts(number=5, most=8, blocks=4, block=16, groups=2, search=2, lanes=4, warps=4),
+    Parts(number=3, most=128, blocks=2, block=64, groups=1, search=4, lanes=1, warps=4),
+)
+
+
+@pytest.mark.parametrize("parts", DIVISIONS, ids=lambda parts: f"{parts.number}x{parts.blocks}x{parts.block}")
+def test_the_division_of_rows_changes_no_result(device, parts):
+    """Nor do the lanes in which bounds are handed on to the second launch, down to one of a whole part."""
+    zero = torch.zeros(1, dtype=torch.int32, device=device)
+    for name, logits in logits_of_many_kinds(device).items():
+        rows = torch.arange(len(logits), dtype=torch.int32, device=device)
+        inputs = (logits, rows, rows + 3, torch.tensor(TEMPERATURES * 2, device=device), rows.long())
+        told = module.Sampled.empty(len(logits), logits.device)
+        module.launch(*inputs, module.Processed(zero.expand(2), logits, zero), told, parts, statistics=False)
+        assert torch.equal(told.result, module.draw(*inputs, rivals=0)), name
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("_OFFSET = tl.constexpr(66.5", "_OFFSET = tl.constexpr(60.5"),
+        ("score = bound / scale + _OFFSET", "score = bound / scale + 60.5"),
+    ],
+    ids=["bounds", "reach"],
+)
+def test_a_bound_that_is_too_low_shows(old, new, monkeypatch):
     """The control: who has the largest bound wins more often than not, and not always."""
-    low = Mutation("low", "kernels/draw.py", "_OFFSET = tl.constexpr(66.5", "_OFFSET = tl.constexpr(60.5", "")
+    low = Mutation("low", "kernels/draw.py", old, new, "")
+    monkeypatch.setattr(blocks, "MOST_LANES", 8)
     rows = torch.arange(2000, dtype=torch.int32)
     logits = torch.linspace(-2.0, 2.0, V).expand(2000, -1)
     inputs = (logits, rows * 0, rows, torch.ones(1), torch.zeros(1, dtype=torch.int64))
     exact = module.draw(*inputs, rivals=0)[0]
     assert torch.equal(module.draw(*inputs)[0], exact)
     with mutated_package(low) as package:
+        monkeypatch.setattr(importlib.import_module(f"{package}.sampling.blocks"), "MOST_LANES", 8)
         found = importlib.import_module(f"{package}.sampling.gumbel").draw(*inputs)[0]
     assert 0 < int((found != exact).sum()) < 1000
 

@@ -261,12 +261,13 @@ class TestLaunch:
         temperature, seed = gpu.device([0.0]), gpu.device([7], torch.int64)
         floats, ints = gpu.device([[[0.0]]] * 4), gpu.device([[[0]]] * 3, torch.int32)
         none, token, value = gpu.device([0], torch.int32), gpu.device([[0]] * 4, torch.int32), gpu.device([0.0])
-        sample_blocks[(1, 1)](
-            logits, 4, logits, none, rows, positions, none, 1, temperature, 1, seed, floats, ints, 4, 1, 1, 1,
-            PROCESSED=False, STATISTICS=True, RIVALS=1, GROUPS=1, SEARCH=1, BLOCK=4,
+        bounds, statistics = gpu.device([[[0.0]]]), gpu.device([[0.0]] * 2)
+        common = (
+            logits, 4, logits, none, rows, positions, none, 1, temperature, 1, seed, floats, ints, bounds,
         )  # fmt: skip
-        statistics = gpu.device([[0.0]] * 2)
-        combine_blocks[(1,)](floats, ints, token, value, statistics, 1, 1, STATISTICS=True, LOGARITHM=True, PARTS=1)
+        constants = {"PROCESSED": False, "STATISTICS": True, "GROUPS": 1, "LANES": 1, "BLOCK": 4}
+        sample_blocks[(1, 1)](*common, 4, 1, 1, 1, RIVALS=1, SEARCH=1, **constants)
+        combine_blocks[(1,)](*common, token, value, statistics, 4, 1, 1, 1, LOGARITHM=True, PARTS=1, **constants)
         gpu.run()
         assert values(token) == [[1], [0], [2147483647], [0]]
         assert values(value) == pytest.approx([-0.4402], abs=1e-4)
@@ -449,9 +450,11 @@ class TestRestoring:
         assert self._snapshot() == before
 
     def test_plain_launches_of_the_reference_runner_go_on(self, gpu):
-        token, value, best = torch.zeros(4, dtype=torch.int32), torch.zeros(1), torch.ones(3, dtype=torch.int32)
-        constants = {"STATISTICS": True, "LOGARITHM": False, "PARTS": 1}
-        combine_blocks[(1,)](torch.ones(4), best, token, value, torch.zeros(2), 1, 1, **constants)
+        token, best = torch.zeros(4, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
+        floats, zero, seed = torch.tensor([1.0, 0.0]), torch.zeros(1, dtype=torch.int32), torch.zeros(1).long()
+        constants = {"PROCESSED": False, "STATISTICS": False, "LOGARITHM": False, "GROUPS": 1, "LANES": 1, "BLOCK": 4}
+        common = (floats, 2, floats, zero, zero, zero, zero, 1, floats, 1, seed, floats, best, floats)
+        combine_blocks[(1,)](*common, token, floats, floats, 2, 1, 1, 1, PARTS=1, **constants)
         assert token.tolist() == [1, 1, 1, 0]
         assert not gpu.engine.pending
 

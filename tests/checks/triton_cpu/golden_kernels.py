@@ -426,7 +426,7 @@ def _runner_case(kernel: Any, numbers: tuple[str, ...] = (), longs: tuple[str, .
     return Case(kernel, kinds | dict.fromkeys(constants, "constexpr"), constants)
 
 
-_FLOATS = ("logits_ptr", "processed_ptr", "temperature_ptr", "float_ptr", "value_ptr", "statistics_ptr")
+_FLOATS = ("logits_ptr", "processed_ptr", "temperature_ptr", "float_ptr", "bound_ptr", "value_ptr", "statistics_ptr")
 
 
 def _sampler_case(kernel: Any, numbers: tuple[str, ...], **constants: int) -> Case:
@@ -444,9 +444,20 @@ RUNNER = {
         RIVALS=8,
         GROUPS=4,
         SEARCH=8,
+        LANES=16,
         BLOCK=64,
     ),
-    "combine_blocks": _sampler_case(draw.combine_blocks, ("count", "num_parts"), STATISTICS=1, LOGARITHM=1, PARTS=8),
+    "combine_blocks": _sampler_case(
+        draw.combine_blocks,
+        ("logits_stride", "stages_stride", "temperature_stride", "vocab_size", "count", "num_parts", "part_blocks"),
+        PROCESSED=1,
+        STATISTICS=1,
+        LOGARITHM=1,
+        GROUPS=4,
+        LANES=16,
+        BLOCK=64,
+        PARTS=8,
+    ),
     "prepare_block_tables": _runner_case(
         block_table.prepare_block_tables,
         (
