@@ -1,8 +1,8 @@
 """The likeliest tokens of a row and their log-probabilities, without a log-softmax of the row in memory.
 
 Notation: n rows of logits, R rows in the state table, V tokens, K columns of the result. A *value* is what is reported:
-a logit of the model, or one after processing, minus infinity where a filter dropped the token. Its log-probability is
-(value - largest) - log_sum, the two *statistics* of the row.
+a logit of the model, or one after processing, minus infinity where it is NaN or a filter dropped the token. Its
+log-probability is (value - largest) - log_sum, the two *statistics* of the row; NaN if one of the model's logits is.
 
 The tokens come by a threshold, as in ``filters``: the k-th largest value, then everything above it, then as many of
 those equal to it as there is room for, lowest ids first. What that leaves unsorted is sorted by counting who comes
@@ -21,9 +21,9 @@ _COLUMNS = tl.constexpr(64)  # entries that are sorted in one turn
 
 @kernel
 def reported_value(logits_ptr, token, inside, threshold) -> tl.tensor:
-    """Values of some tokens of a row; minus infinity outside the vocabulary."""
+    """Values of some tokens of a row; minus infinity outside the vocabulary, and for NaN."""
     value = tl.load(logits_ptr + token, mask=inside, other=float("-inf"))
-    return tl.where(ordered(value) >= threshold, value, float("-inf"))
+    return tl.where((value == value) & (ordered(value) >= threshold), value, float("-inf"))
 
 
 @kernel

@@ -37,14 +37,14 @@ class Bench:
         return self.sampler._processed(logits, self.batch.rows, self.batch.sample_positions, self.states, stages)
 
 
-def make_bench(requests, vocab_size, before=(), device="cpu", package="mrv2.refrunner", **settings):
+def make_bench(requests, vocab_size, before=(), device="cpu", package="mrv2.refrunner", rows=ROWS, **settings):
     """Add requests, after others that have come and gone, and bring them to the device."""
 
     def part(module, name):
         return getattr(importlib.import_module(f"{package}.{module}"), name)
 
     config = part("config", "RunnerConfig")(
-        max_num_reqs=ROWS, max_model_len=LENGTH, max_num_batched_tokens=256, device=device, **settings
+        max_num_reqs=rows, max_model_len=LENGTH, max_num_batched_tokens=256, device=device, **settings
     )
     device = part("device", "Device")(device)
     states = part("request_states", "RequestStates")(config, device, vocab_size)
@@ -53,18 +53,18 @@ def make_bench(requests, vocab_size, before=(), device="cpu", package="mrv2.refr
         sampler.add(states.add(former), former)
         flush(states, sampler, device)
         sampler.remove(states.remove(former.request_id))
-    rows = []
+    taken = []
     for request in requests:
-        rows.append(states.add(request))
-        sampler.add(rows[-1], request)
+        taken.append(states.add(request))
+        sampler.add(taken[-1], request)
     flush(states, sampler, device)
     lengths = [len(request.token_ids) for request in requests]
     batch = SimpleNamespace(
-        num_requests=len(rows),
-        host_rows=np.array(rows, dtype=np.int32),
-        rows=torch.tensor(rows, dtype=torch.int32, device=device.torch_device),
-        host_logit_bounds=np.arange(len(rows) + 1, dtype=np.int32),
-        logit_rows=torch.tensor(rows, dtype=torch.int32, device=device.torch_device),
+        num_requests=len(taken),
+        host_rows=np.array(taken, dtype=np.int32),
+        rows=torch.tensor(taken, dtype=torch.int32, device=device.torch_device),
+        host_logit_bounds=np.arange(len(taken) + 1, dtype=np.int32),
+        logit_rows=torch.tensor(taken, dtype=torch.int32, device=device.torch_device),
         logit_bounds=None,
         logit_offsets=None,
         sample_positions=torch.tensor(lengths, dtype=torch.int32, device=device.torch_device),
