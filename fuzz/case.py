@@ -13,6 +13,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from mrv2.checks import triton_cpu
 from mrv2.checks.errors import CheckError
@@ -27,8 +28,8 @@ from mrv2.checks.virtual.transcript import Note
 from mrv2.fuzz.checked import checked_runner
 from mrv2.fuzz.feature_sets.chance import by_chance
 from mrv2.fuzz.feature_sets.judge import Chances, Tally, chances_of, judge_of, whole_prompts
-from mrv2.fuzz.feature_sets.runners import RecordingRunner
-from mrv2.fuzz.targets.protocols import Feature, Runner, RunnerTarget, own_settings
+from mrv2.fuzz.feature_sets.runners import RecordingRunner, SessionRunner
+from mrv2.fuzz.targets.protocols import Feature, Runner, RunnerTarget, SnapshotRunner, own_settings
 from mrv2.fuzz.workload import FOUR_PARTS, Crash, RequestResult, Trace, close, is_refusal
 from mrv2.refrunner.api import Handle, Step
 from mrv2.refrunner.kv_groups import KVGroups
@@ -167,6 +168,7 @@ class Program:
         trace: what was seen.
         recorder: of reports; None before the runner is built.
         refused: requests that no scheduler could serve.
+        updates: streaming updates that the runner was told.
         refusal: set if the target refuses the settings.
     """
 
@@ -178,7 +180,7 @@ class Program:
         self.workload = script_workload(script, (), *self._facts)
         self.trace = Trace()
         self.recorder: RecordingRunner | None = None
-        self.refused = 0
+        self.refused = self.updates = 0
         self.refusal: Refused | None = None
 
     @property
@@ -200,14 +202,19 @@ class Program:
         runner = self._build(on_cpu)
         if runner is None:
             return
-        self.recorder = RecordingRunner(runner)
-        shown = _Looking(self.recorder, runner) if on_cpu and Feature.SNAPSHOT in self._target.features else None
+        updates: dict[str, str] = {}
+        session = SessionRunner(runner, updates) if Feature.STREAMING_UPDATES in self._target.features else None
+        self.recorder = RecordingRunner(session or runner)
+        features = self._target.features
+        shown = _Looking(self.recorder, runner, session) if on_cpu and Feature.SNAPSHOT in features else None
         driver = ScriptDriver(
             shown or self.recorder,
             self._script,
             *self._facts,
             check_invariants=on_cpu,
             preempted=self.recorder.drop,
+            updates=updates,
+            admits=Feature.EMPTY_ADMISSION in features,
         )
         self.trace = driver.run()
         if not self.trace.crash and not on_cpu:
@@ -215,6 +222,7 @@ class Program:
         close(self.recorder, self.trace)
         self.workload = script_workload(self._script, driver.requests, *self._facts)
         self.refused = len(driver.refused)
+        self.updates = session.updates if session else 0
 
     def _build(self, on_cpu: bool) -> Runner | None:
         """The runner; None if the target crashed, which the trace then says.
@@ -234,11 +242,16 @@ class Program:
 
 
 class _Looking:
-    """A recorder that shows the snapshots of the runner inside: on the plain CPU a look costs and changes nothing."""
+    """A recorder that shows the snapshots of the runner inside: on the plain CPU a look costs and changes nothing.
 
-    def __init__(self, recorder: RecordingRunner, inner: Runner) -> None:
+    Args:
+        session: between the two, if requests have other names inside.
+    """
+
+    def __init__(self, recorder: RecordingRunner, inner: Runner, session: SessionRunner | None) -> None:
         self._recorder = recorder
         self._inner = inner
+        self._session = session
 
     def execute(self, step: Step) -> Handle:
         """See :class:`Runner`."""
@@ -255,7 +268,15 @@ class _Looking:
     def __getattr__(self, name: str) -> Callable[..., object]:
         """``snapshot``, ``producer`` and ``poisoned``, if the runner has them."""
         found: Callable[..., object] = getattr(self._inner, name)
-        return found
+        return self._snapshot if name == "snapshot" and self._session else found
+
+    def _snapshot(self) -> object:
+        """The inputs of the last step, under the names that requests have outside."""
+        shown = cast(SnapshotRunner, self._inner).snapshot()
+        if shown is None or self._session is None:
+            return shown
+        outer = self._session.outer
+        return replace(shown, request_ids=tuple(outer.get(name, name) for name in shown.request_ids))
 
 
 def outcome_of(
@@ -319,6 +340,7 @@ def _counts(program: Program) -> dict[str, int]:
         "rows reused at once": sum(min(len(step.finished) + len(step.preempted), len(step.new)) for step in steps),
         "edges of graphs": sum(_at_an_edge(step) for step in steps) if _has_graphs(program.script) else 0,
         "refused requests": program.refused,
+        "updates": program.updates,
     }
 
 

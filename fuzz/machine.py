@@ -25,18 +25,22 @@ from mrv2.fuzz.targets.reference import ReferenceTarget
 from .case import CaseOutcome, Failure, Refused, model_facts, run_case
 from .paste import as_test
 from .relations import possible
-from .script import MODEL, Abort, Advance, Arrive, Collect, Event, Preempt, Script, Skip
-from .strategies import GRAMMARS, GROUPS, LONGEST_PROMPT, arrivals, schedules, settings_of
+from .script import MODEL, Abort, Admit, Advance, Arrive, Collect, Event, Preempt, Script, Skip
+from .strategies import GRAMMARS, GROUPS, LONG_MODEL_LEN, LONG_PROMPT, LONGEST_PROMPT, arrivals, schedules, settings_of
 
 Drawn = TypeVar("Drawn")
 #: What every case may ask of a target, whatever is left out: blocks run out, and all that is told is judged.
 NEEDED = (Feature.CHUNKED_PREFILL, Feature.PREEMPTION, Feature.ABORT, Feature.LOGPROBS)
 #: Parameters of requests that are drawn only for targets that promise to serve them.
-PROMISED: Mapping[str, Feature] = {"temperature": Feature.SEEDED_SAMPLING, "grammar": Feature.GRAMMARS}
+PROMISED: Mapping[str, Feature] = {
+    "temperature": Feature.SEEDED_SAMPLING,
+    "grammar": Feature.GRAMMARS,
+    "updates": Feature.STREAMING_UPDATES,
+}
 #: States that are rarely reached: more of them is better, so Hypothesis climbs towards them.
 RARE = (
     "row reuses", "row moves", "preempted", "prefixes found", "blocks copied", "empty steps", "chunked", "drafts",
-    "drafts rejected", "rows reused at once", "edges of graphs", "host versions read",
+    "drafts rejected", "rows reused at once", "edges of graphs", "host versions read", "updates",
 )  # fmt: skip
 
 
@@ -138,10 +142,11 @@ class RunnerMachine(RuleBasedStateMachine):
         The grammars of ``strategies`` are for models with a token for each byte.
         """
         settings = self._begun.settings if self._begun else {}
-        return self._requests(self._absent, bool(settings.get(GRAMMARS)))
+        longest = LONG_PROMPT if settings.get("max_model_len") == LONG_MODEL_LEN else LONGEST_PROMPT
+        return self._requests(self._absent, bool(settings.get(GRAMMARS)), longest)
 
     @classmethod
-    def _requests(cls, absent: frozenset[tuple[str, ...]], grammars: bool) -> SearchStrategy[Arrive]:
+    def _requests(cls, absent: frozenset[tuple[str, ...]], grammars: bool, longest: int) -> SearchStrategy[Arrive]:
         tiny = all(model.startswith("tiny") for model in cls.models)
         vocab_size = min(model_facts(model)[0] for model in cls.models)
         left_out = {name for group in absent for name in group}
@@ -150,7 +155,7 @@ class RunnerMachine(RuleBasedStateMachine):
             return name not in left_out and cls.allows(name)
 
         carried = grammars and tiny and cls.allows("grammar")
-        return cls._once((absent, carried), lambda: arrivals(vocab_size, allows, carried))
+        return cls._once((absent, carried, longest), lambda: arrivals(vocab_size, allows, carried, longest))
 
     @classmethod
     def _once(cls, name: object, make: Callable[[], SearchStrategy[Drawn]]) -> SearchStrategy[Drawn]:
@@ -181,6 +186,20 @@ class RunnerMachine(RuleBasedStateMachine):
         prompt = (first.prompt * LONGEST_PROMPT)[: LONGEST_PROMPT // 2 + len(first.prompt) // 2]
         self._events += [replace(first, prompt=prompt), Advance(steps), leaves, second]
 
+    @precondition(lambda self: self._may_update())
+    @rule(
+        first=st.runner().flatmap(lambda machine: machine.requests()),
+        second=st.runner().flatmap(lambda machine: machine.requests()),
+        steps=st.integers(1, 4),
+    )
+    def grow(self, first: Arrive, second: Arrive, steps: int) -> None:
+        """A request goes on as soon as it has ended, before anybody else gets its row: a streaming update."""
+        number = sum(isinstance(event, Arrive) for event in self._events)
+        self._events += [first, replace(second, continues=number, updates=True), Advance(steps)]
+
+    def _may_update(self) -> bool:
+        return all(map(self.allows, ("continues", "updates"))) and ("continues",) not in self._absent
+
     @precondition(lambda self: self._events)
     @rule(steps=st.integers(1, 4))
     def advance(self, steps: int) -> None:
@@ -210,6 +229,12 @@ class RunnerMachine(RuleBasedStateMachine):
     def collect(self) -> None:
         """The host takes all outputs in flight."""
         self._events.append(Collect())
+
+    @precondition(lambda self: self._events and Feature.EMPTY_ADMISSION in self.runner_target.features)
+    @rule()
+    def admit(self) -> None:
+        """Who enters is told a step before it is computed."""
+        self._events.append(Admit())
 
     def teardown(self) -> None:
         """Run the script.

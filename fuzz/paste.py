@@ -44,7 +44,7 @@ def as_test(reference: str, script: Script, failures: Sequence[Failure]) -> str:
     )
 
 
-_KINDS = ("Script", "Arrive", "Advance", "Skip", "Preempt", "Abort", "Collect")
+_KINDS = ("Script", "Arrive", "Advance", "Skip", "Preempt", "Abort", "Collect", "Admit")
 
 
 def _script(script: Script) -> str:

@@ -28,12 +28,15 @@ class Arrive:
         priority: the smaller, the sooner it is served; counts only with ``scheduling="priority"``.
         continues: number of an earlier request, modulo those there are: this one arrives when that has ended, and its
             prompt is all tokens of that one and then ``prompt``.
+        updates: where it enters in the step in which that one leaves, the runner hears of one request that has grown, a
+            streaming update, if it has the feature.
     """
 
     prompt: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
     continues: int | None = None
+    updates: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,15 @@ class Collect:
     """The outputs of all steps in flight are taken now, earlier than needed."""
 
 
-Event: TypeAlias = Arrive | Advance | Skip | Preempt | Abort | Collect
+@dataclass(frozen=True)
+class Admit:
+    """The next step is told in two, if the runner has the feature.
+
+    The first one has all that comes and goes, blocks among it, and computes nothing; the second one computes.
+    """
+
+
+Event: TypeAlias = Arrive | Advance | Skip | Preempt | Abort | Collect | Admit
 KINDS: Mapping[str, type[Event]] = {
     "arrive": Arrive,
     "advance": Advance,
@@ -83,6 +94,7 @@ KINDS: Mapping[str, type[Event]] = {
     "preempt": Preempt,
     "abort": Abort,
     "collect": Collect,
+    "admit": Admit,
 }
 _NAMES = {kind: name for name, kind in KINDS.items()}
 
@@ -194,6 +206,8 @@ def _event_from_json(content: Mapping[str, Any]) -> Event:
     for name in ("priority", "continues", "which", "steps"):
         if values.get(name) is not None:
             values[name] = _number(values[name], 0)
+    if not isinstance(values.get("updates", False), bool):
+        raise ValueError(f"{values['updates']!r} is no truth value")
     return kind(**values)
 
 
@@ -232,7 +246,7 @@ def as_code(value: object) -> str:
     """A script, an event or a part of one as an expression of Python; what is as by default is left out."""
     if isinstance(value, Schedule):
         return f"Schedule.parse({str(value)!r})"
-    if isinstance(value, Script | SamplingParams | Arrive | Advance | Skip | Preempt | Abort | Collect):
+    if isinstance(value, Script | SamplingParams | Event):
         given = ", ".join(f"{name}={as_code(item)}" for name, item in _given(value).items())
         return f"{type(value).__name__}({given})"
     if isinstance(value, tuple) and any(isinstance(item, Event) for item in value):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mrv2.fuzz.targets.protocols import Runner
@@ -11,7 +12,7 @@ from mrv2.refrunner.api import Step
 from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.errors import RequestError
 
-from .script import Abort, Advance, Arrive, Collect, Event, Preempt, Script, Skip
+from .script import Abort, Admit, Advance, Arrive, Collect, Event, Preempt, Script, Skip
 
 #: What the scheduler of the fuzzer needs to know of the settings; the rest is the target's own affair.
 CAPACITIES = frozenset({"max_num_reqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_kv_blocks"})
@@ -39,6 +40,8 @@ class ScriptDriver(Driver):
         *,
         check_invariants: bool = False,
         preempted: Callable[[str], None] = _nobody,
+        updates: MutableMapping[str, str] | None = None,
+        admits: bool = False,
     ) -> None:
         """Prepare; ``run`` does the work.
 
@@ -47,10 +50,14 @@ class ScriptDriver(Driver):
             windows: of its KV groups.
             check_invariants: ask the runner for broken invariants after every step.
             preempted: is told of each request that the script preempts, before any step is.
+            updates: gets, for each request that may be told as a streaming update, the one that it updates.
+            admits: whether the runner may be told who enters before any of it is computed.
         """
         super().__init__(runner, script_workload(script, (), vocab_size, windows), check_invariants=check_invariants)
         self._events = script.events
         self._preempted_now = preempted
+        self._updates = {} if updates is None else updates
+        self._admits = admits
         self._arrived = 0
         self.requests: list[WorkloadRequest] = []
         self.refused: list[str] = []
@@ -76,6 +83,8 @@ class ScriptDriver(Driver):
                 self._abort(which)
             case Collect():
                 self._collect()
+            case Admit():
+                self._step(apart=self._admits)
 
     def _receive(self, event: Arrive) -> None:
         name, earlier = f"r{self._arrived}", None
@@ -88,6 +97,8 @@ class ScriptDriver(Driver):
         else:
             self.requests.append(request)
             self._continuing.append(request)
+            if event.updates:
+                self._updates[name] = earlier
 
     def _add(self, request: WorkloadRequest, before: tuple[int, ...] = ()) -> None:
         """Refuse what no scheduler could serve, and go on: a script stays one when its settings shrink."""
@@ -99,6 +110,10 @@ class ScriptDriver(Driver):
         else:
             if request not in self.requests:
                 self.requests.append(request)
+
+    def _turn_of(self, request: WorkloadRequest) -> str | None:
+        """An update enters in the step in which what it updates leaves, whoever waits."""
+        return self._updates.get(request.request_id)
 
     def _forget(self, request: WorkloadRequest) -> None:
         """Nothing continues what was never there, and nothing that: one that is waited for in vain is for ever."""
@@ -123,9 +138,14 @@ class ScriptDriver(Driver):
                 "settings={'grammars': True, ...}",
             )
 
-    def _step(self) -> None:
+    def _step(self, *, apart: bool = False) -> None:
         self._arrive()
-        self._execute(self._scheduler.schedule())
+        step = self._scheduler.schedule()
+        if apart:
+            self._execute(replace(step, scheduled={}, drafts={}, draft_tokens={}), scheduled=False)
+            self._keep_up()
+            step = Step(scheduled=step.scheduled, drafts=step.drafts, draft_tokens=step.draft_tokens)
+        self._execute(step)
         self._keep_up()
 
     def _keep_up(self) -> None:

@@ -18,7 +18,7 @@ from mrv2.checks.findings import JSON
 from mrv2.fuzz.targets.protocols import Knob
 from mrv2.refrunner.api import SamplingParams
 
-from .script import MODEL, Abort, Advance, Arrive, Event, Preempt, Script, script_as_json
+from .script import MODEL, Abort, Admit, Advance, Arrive, Event, Preempt, Script, script_as_json
 
 Item = TypeVar("Item")
 #: Runs that one script may cost; what is left by then is small enough to read.
@@ -169,7 +169,9 @@ def _simpler_arrivals(event: Arrive) -> Iterator[Arrive]:
         least = min(event.sampling.min_tokens, count)
         yield replace(event, sampling=replace(event.sampling, max_tokens=count, min_tokens=least))
     if event.continues is not None:
-        yield replace(event, continues=None)
+        yield replace(event, continues=None, updates=False)
+    if event.updates:
+        yield replace(event, updates=False)
     if event.priority:
         yield replace(event, priority=0)
 
@@ -180,12 +182,14 @@ def _smaller(value: int, least: int) -> Iterator[int]:
 
 
 def _steps(script: Script) -> Iterator[Script]:
-    """Fewer steps at once, and the first of those that can be named."""
+    """Fewer steps at once, each in one, and the first of those that can be named."""
     for index, event in enumerate(script.events):
         if isinstance(event, Advance) and event.steps > 1:
             yield _with(script, index, Advance(event.steps // 2))
         elif isinstance(event, Preempt | Abort) and event.which:
             yield _with(script, index, replace(event, which=0))
+        elif isinstance(event, Admit):
+            yield _with(script, index, Advance())
 
 
 def _with(script: Script, index: int, event: Event) -> Script:

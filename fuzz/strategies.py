@@ -28,6 +28,10 @@ Drawn = TypeVar("Drawn")
 #: Longest sequences: one that blocks of all sizes end at, and one that none does.
 MAX_MODEL_LENS = (48, 37)
 LONGEST_PROMPT, LONGEST_OUTPUT = 40, 12
+#: Of so many cases one has longer sequences: kernels go through what is long in turns of 64 to 256, and of the turns
+#: behind the first one short sequences say nothing.
+ONE_LONG_IN = 8
+LONG_MODEL_LEN, LONG_STEPS, LONG_PROMPT = 304, (300, 40), 290
 #: Texts that prompts are the beginnings of, so that some share a prefix and some do not.
 TEXTS = 3
 #: Of so many knobs one is turned: with fifteen of them three in a case, and most settings go together in twos.
@@ -52,9 +56,10 @@ GRAMMAR_CHOICES = (
     Grammar("ebnf", 'root ::= "(" item ")"\nitem ::= [a-z] | "[" [0-9] "]"'),
     schema_grammar({"type": "array", "items": {"enum": [True, False]}}),
 )  # fmt: skip
-#: What the logits that a grammar has left may be changed by.
+#: What takes away none of the last tokens that a grammar has left.
 BESIDE_GRAMMARS = (
     "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias",
+    "logprobs", "logprob_token_ids", "prompt_logprobs",
 )  # fmt: skip
 
 #: Parameters that are left out of all requests of a case together.
@@ -75,15 +80,20 @@ def settings_of(
         every: all of the target's, if those are not all.
         groups: KV groups of the model.
     """
-    capacities = st.fixed_dictionaries(
+    short, long = _capacities(MAX_MODEL_LENS, (16, 6, 40)), _capacities((LONG_MODEL_LEN,), LONG_STEPS)
+    capacities = weighted(*[short] * (ONE_LONG_IN - 1), long)
+    return st.builds(functools.partial(_settings, groups), capacities, st.sampled_from((8, 0, 2)), turned(knobs, every))
+
+
+def _capacities(max_model_lens: Sequence[int], most_tokens: Sequence[int]) -> SearchStrategy[dict[str, JSON]]:
+    return st.fixed_dictionaries(
         {
             "max_num_reqs": st.sampled_from((3, 1, 2, 5)),
-            "max_num_batched_tokens": st.sampled_from((16, 6, 40)),
+            "max_num_batched_tokens": st.sampled_from(most_tokens),
             "block_size": st.sampled_from((8, 4, 16)),
-            "max_model_len": st.sampled_from(MAX_MODEL_LENS),
+            "max_model_len": st.sampled_from(max_model_lens),
         }
     )
-    return st.builds(functools.partial(_settings, groups), capacities, st.sampled_from((8, 0, 2)), turned(knobs, every))
 
 
 def turned(knobs: Mapping[str, Knob], every: Mapping[str, Knob] | None = None) -> SearchStrategy[dict[str, JSON]]:
@@ -139,31 +149,37 @@ def decisions() -> SearchStrategy[Decision]:
 @functools.cache
 def _text(vocab_size: int, number: int) -> tuple[int, ...]:
     random = np.random.default_rng((vocab_size, number))
-    return tuple(int(token) for token in random.integers(0, vocab_size, LONGEST_PROMPT))
+    return tuple(int(token) for token in random.integers(0, vocab_size, LONG_PROMPT))
 
 
 def _all(name: str) -> bool:
     return True
 
 
-def arrivals(vocab_size: int, allowed: Callable[[str], bool] = _all, grammars: bool = False) -> SearchStrategy[Arrive]:
+def arrivals(
+    vocab_size: int, allowed: Callable[[str], bool] = _all, grammars: bool = False, longest: int = LONGEST_PROMPT
+) -> SearchStrategy[Arrive]:
     """A request: the beginning of one of a few texts, and what it asks for.
 
     Args:
         vocab_size: token ids are below it.
         allowed: whether a parameter, or that a request continues another one, may be drawn.
         grammars: whether some requests carry one.
+        longest: tokens of a prompt.
     """
 
-    def build(text: int, length: int, sampling: SamplingParams, priority: int, continues: int | None) -> Arrive:
+    def build(
+        text: int, length: int, sampling: SamplingParams, priority: int, continues: int | None, updates: bool
+    ) -> Arrive:
         prompt = _text(vocab_size, text)[:length]
-        return Arrive(prompt, sampling, priority, continues)
+        return Arrive(prompt, sampling, priority, continues, updates and continues is not None)
 
     continued = st.sampled_from((*[None] * 8, 0, 1, 2, 3)) if allowed("continues") else st.none()
-    lengths = st.one_of(st.integers(1, 6), st.integers(1, LONGEST_PROMPT))
+    updates = st.sampled_from((False, True)) if allowed("updates") else st.just(False)
+    lengths = st.one_of(st.integers(1, 6), st.integers(1, longest))
     plain = sampling_params(vocab_size, allowed)
     sampling = weighted(plain, plain, plain, under_grammars(vocab_size, allowed)) if grammars else plain
-    return st.builds(build, st.integers(0, TEXTS - 1), lengths, sampling, st.integers(0, 2), continued)
+    return st.builds(build, st.integers(0, TEXTS - 1), lengths, sampling, st.integers(0, 2), continued, updates)
 
 
 def sampling_params(vocab_size: int, allowed: Callable[[str], bool] = _all) -> SearchStrategy[SamplingParams]:
@@ -228,9 +244,9 @@ def _values(vocab_size: int) -> dict[str, Sequence[Any]]:
         "bad_words": (tuple((token,) for token in thirds[:60]), tuple((token, token) for token in thirds[:60])),
         "stop_token_ids": (even[::2], even[1::3]),
         "min_tokens": (2, 5),
-        "logprobs": (3, 0, -1),
+        "logprobs": (3, 0, -1, 12, 70),
         "logprob_token_ids": ((5, 2),),
-        "prompt_logprobs": (2, 0, -1),
+        "prompt_logprobs": (2, 0, -1, 70),
     }
 
 

@@ -252,7 +252,12 @@ class Driver:
 
     def _add(self, request: WorkloadRequest, before: tuple[int, ...] = ()) -> None:
         prompt = (*before, *request.prompt)
-        self._scheduler.add(request.request_id, prompt, request.sampling, request.priority)
+        turn_of = self._turn_of(request)
+        self._scheduler.add(request.request_id, prompt, request.sampling, request.priority, turn_of)
+
+    def _turn_of(self, request: WorkloadRequest) -> str | None:
+        """Another request, whose turn this one takes; nobody does here."""
+        return None
 
     def _apply_fates(self) -> None:
         for request in self._workload.requests:

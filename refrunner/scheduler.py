@@ -144,7 +144,14 @@ class Scheduler:
         """Whether a request is unfinished, or an ended one still has to be told to the runner."""
         return bool(self._waiting or self._running or self._finished_since_last_step)
 
-    def add(self, request_id: str, prompt: Sequence[int], sampling: SamplingParams, priority: int = 0) -> None:
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        priority: int = 0,
+        turn_of: str | None = None,
+    ) -> None:
         """Queue a request.
 
         Args:
@@ -153,6 +160,7 @@ class Scheduler:
             sampling: its parameters.
             priority: the smaller, the sooner it is served and the later preempted; counts only with
                 ``RunnerConfig.scheduling`` ``"priority"``.
+            turn_of: another request, whose turn this one takes, since it goes on where that one has ended.
 
         Raises:
             RequestError: empty, too long for the context or the pool, of the wrong types, or its id is taken; nothing
@@ -160,6 +168,8 @@ class Scheduler:
         """
         self.check(request_id, prompt, sampling, priority)
         turn = (priority if self._config.scheduling == "priority" else 0, self._num_arrivals)
+        if turn_of is not None:
+            turn = self.requests[turn_of].turn
         longest = min(len(prompt) + sampling.max_tokens, self._max_model_len)
         blocks = self._blocks.nothing_held()
         request = TrackedRequest(request_id, len(prompt), longest, sampling, list(prompt), turn, blocks)

@@ -26,6 +26,7 @@ def features_of(script: Script, knobs: Mapping[str, Knob]) -> set[str]:
         if isinstance(event, Arrive):
             turned |= {name for name in SAMPLING if getattr(event.sampling, name) != getattr(SamplingParams, name)}
             turned |= {"continues"} if event.continues is not None else set()
+            turned |= {"updates"} if event.continues is not None and event.updates else set()
     return turned
 
 

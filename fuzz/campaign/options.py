@@ -91,8 +91,9 @@ def check_features(features: tuple[str, ...] | None, target: RunnerTarget) -> No
             "what it never promised would be reported as its fault",
             "the missing ones, in the target's features, once the runner does them",
         )
-    drawn = [name for name in SAMPLING if name not in PROMISED or PROMISED[name] in target.features]
-    known = (*drawn, "continues", *sorted(target.knobs))
+    drawn = (*SAMPLING, "continues", "updates")
+    served = [name for name in drawn if name not in PROMISED or PROMISED[name] in target.features]
+    known = (*served, *sorted(target.knobs))
     unknown = [name for name in features or () if name not in known]
     if unknown:
         raise CheckError(

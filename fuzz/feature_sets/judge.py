@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +53,10 @@ class Tally:
 
 @dataclass(frozen=True)
 class _Row:
-    """What is reported of one distribution, float64 [V] each: the oracle's values, and how far float32 may be off."""
+    """What is reported of one distribution, float64 [V] each: the oracle's values, and how far float32 may be off.
+
+    What a grammar forbids is minus infinity, with no error.
+    """
 
     values: NDArray[np.float64]
     errors: NDArray[np.float64]
@@ -72,6 +76,18 @@ class _Values:
             return _Row(logits, np.full(len(logits), float(self.rounding.logit_bounds[position - 1])))
         bound = float(self.rounding.logprob_bounds[position - 1])
         return _Row(log_softmax(logits), bound + log_softmax_errors(logits))
+
+    def row_under(self, position: int, allowed: NDArray[np.bool_]) -> _Row:
+        """Those that are left of it where only some tokens, bool [V], are allowed.
+
+        The sum over a few of the logits may be off by as much as each of them.
+        """
+        logits: NDArray[np.float64] = self.rounding.exact.logits[position - 1].numpy()[allowed]
+        bound = float(self.rounding.logit_bounds[position - 1])
+        left = _Row(np.full(len(allowed), -np.inf), np.zeros(len(allowed)))
+        left.values[allowed] = logits if self.logits else log_softmax(logits)
+        left.errors[allowed] = bound if self.logits else 2 * bound + log_softmax_errors(logits)
+        return left
 
 
 @dataclass(frozen=True)
@@ -177,7 +193,15 @@ class Judge:
             tally.failures.append(f"request {asked.request_id}: {len(reports)} reports on {len(tokens)} tokens")
         for index, (token, report) in enumerate(zip(tokens, reports, strict=False)):
             position = asked.prompt_len + index
-            _compare_report(tally, asked, position, values.row(position), token, report, sampling.logprobs)
+            row = self._row(asked, values, position, tokens[:index])
+            _compare_report(tally, asked, position, row, token, report, sampling.logprobs)
+
+    def _row(self, asked: NewRequest, values: _Values, position: int, drawn: Sequence[int]) -> _Row:
+        """What the token at a position is drawn from, the mask of its grammar included."""
+        if asked.sampling.grammar is None:
+            return values.row(position)
+        free = np.zeros(self._oracle.model.config.vocab_size)
+        return values.row_under(position, np.isfinite(self._oracle.masked(free, asked, (*asked.token_ids, *drawn))))
 
     def _prompt(
         self, tally: Tally, asked: NewRequest, values: _Values, reports: Sequence[TokenLogprobs | None]
@@ -253,6 +277,8 @@ def _before(request: WorkloadRequest, whole: Mapping[str, tuple[int, ...]], trac
 
 
 def _compare(tally: Tally, what: str, observed: float, expected: float, bound: float) -> None:
+    if observed == expected:  # minus infinity, too, is no distance from itself
+        return
     error = abs(observed - expected)
     tally.largest_ratio = max(tally.largest_ratio, float(error / bound))
     if not error <= bound:  # so that a NaN fails, too
@@ -264,12 +290,34 @@ def _compare_report(
 ) -> None:
     tally.reports += 1
     place = f"request {asked.request_id}, position {position}"
+    malformed = _malformed(report, len(row.values), len(asked.sampling.logprob_token_ids))
+    if malformed:
+        tally.failures.append(f"{place}: {malformed}")
+        return
     pairs = [(token, report.value), *zip(report.token_ids, report.values, strict=True)]
     pairs += zip(asked.sampling.logprob_token_ids, report.fixed, strict=True)
     for other, value in pairs:
         _compare(tally, f"{place}: reported value of token {other},", value, row.values[other], row.errors[other])
     faults = (*_rank_faults(row, token, report.rank), *_choice_faults(row, report, count))
     tally.failures += [f"{place}: {fault}" for fault in faults]
+
+
+def _malformed(report: TokenLogprobs, vocab_size: int, num_fixed: int) -> str:
+    """What keeps a report from being looked at; empty if nothing does. A target may have made anything of it."""
+    try:
+        whole = (report.rank, *report.token_ids)
+        real = (report.value, *report.values, *report.fixed)
+        counts = len(report.values), len(report.fixed)
+    except (AttributeError, TypeError) as error:
+        return f"{report!r:.80} is no report: {error}"
+    if not all(isinstance(number, Integral) for number in whole) or not all(isinstance(value, Real) for value in real):
+        return f"a report has whole numbers for ranks and tokens and real ones for values, and this one {report!r:.120}"
+    outside = [token for token in whole[1:] if not 0 <= token < vocab_size]
+    if outside:
+        return f"token {outside[0]} is reported, and there are {vocab_size}"
+    if counts != (len(whole) - 1, num_fixed):
+        return f"the report has {counts[0]} and {counts[1]} values of {len(whole) - 1} and {num_fixed} tokens"
+    return ""
 
 
 def _rank_faults(row: _Row, token: int, rank: int) -> Iterator[str]:
@@ -296,3 +344,6 @@ def _choice_faults(row: _Row, report: TokenLogprobs, count: int | None) -> Itera
         others = np.delete(row.values - row.errors, chosen).max(initial=-np.inf)
         if others > (row.values + row.errors)[chosen].min():
             yield f"a likelier token than one of {report.token_ids} is left out"
+    impossible = [token for token in chosen if row.values[token] == -np.inf]
+    if impossible != np.flatnonzero(row.values == -np.inf)[: len(impossible)].tolist():
+        yield f"of impossible tokens those of the lowest ids come first, and not {impossible}"

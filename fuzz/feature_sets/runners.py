@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from mrv2.checks.findings import Finding
 from mrv2.fuzz.targets.protocols import Runner
 from mrv2.refrunner.api import Handle, LogitsFault, Step, StepOutput, TokenLogprobs
+
+Value = TypeVar("Value")
 
 
 class RecordingRunner:
@@ -56,7 +59,7 @@ class RecordingRunner:
         for name, reports in output.top_logprobs.items():
             if name not in dropped:
                 self.reports.setdefault(name, []).extend(reports)
-        self.prompts.update({n: reports for n, reports in output.prompt_logprobs.items() if n not in dropped})
+        self.prompts.update({n: tuple(reports) for n, reports in output.prompt_logprobs.items() if n not in dropped})
         self.faults.update({n: fault for n, fault in output.faults.items() if n not in dropped})
 
 
@@ -79,6 +82,7 @@ class SessionRunner:
 
     Attributes:
         updates: how many there were.
+        outer: of the last step, for each name that the runner knew, the one that it has outside.
     """
 
     def __init__(self, runner: Runner, continues: Mapping[str, str]) -> None:
@@ -91,6 +95,7 @@ class SessionRunner:
         self._continues = continues
         self._inner: dict[str, str] = {}
         self.updates = 0
+        self.outer: dict[str, str] = {}
 
     def execute(self, step: Step) -> Handle:
         """See :class:`Runner`."""
@@ -102,8 +107,8 @@ class SessionRunner:
         for earlier, later in grown.items():
             self._inner[later] = self._name(earlier)
         self.updates += len(grown)
-        outer = {self._name(name): name for name in step.scheduled}
-        return _Renamed(self._runner.execute(self._renamed(step, grown)), outer)
+        self.outer = {self._name(name): name for name in step.scheduled}
+        return _Renamed(self._runner.execute(self._renamed(step, grown)), self.outer)
 
     def invariants(self) -> list[Finding]:
         """See :class:`Runner`."""
@@ -125,6 +130,8 @@ class SessionRunner:
             scheduled={self._name(name): count for name, count in step.scheduled.items()},
             new_blocks={self._name(name): blocks for name, blocks in step.new_blocks.items()},
             drafts={self._name(name): count for name, count in step.drafts.items()},
+            arrived={self._name(name): tokens for name, tokens in step.arrived.items()},
+            draft_tokens={self._name(name): tokens for name, tokens in step.draft_tokens.items()},
             verified={self._name(name): outcome for name, outcome in step.verified.items()},
         )
 
@@ -135,11 +142,16 @@ class _Renamed:
         self._outer = outer
 
     def result(self) -> StepOutput:
-        output, outer = self._handle.result(), self._outer
+        output = self._handle.result()
         return StepOutput(
-            token_ids={outer[name]: tokens for name, tokens in output.token_ids.items()},
-            logprobs={outer[name]: logprobs for name, logprobs in output.logprobs.items()},
-            top_logprobs={outer[name]: reports for name, reports in output.top_logprobs.items()},
-            prompt_logprobs={outer[name]: reports for name, reports in output.prompt_logprobs.items()},
-            faults={outer[name]: fault for name, fault in output.faults.items()},
+            token_ids=self._renamed(output.token_ids),
+            logprobs=self._renamed(output.logprobs),
+            top_logprobs=self._renamed(output.top_logprobs),
+            prompt_logprobs=self._renamed(output.prompt_logprobs),
+            faults=self._renamed(output.faults),
+            drafts=self._renamed(output.drafts),
         )
+
+    def _renamed(self, told: Mapping[str, Value]) -> dict[str, Value]:
+        """A name that nobody was scheduled under stays, and is somebody else's finding."""
+        return {self._outer.get(name, name): value for name, value in told.items()}

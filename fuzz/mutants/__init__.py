@@ -12,6 +12,7 @@ from .grammar import EDGES as MASK_EDGES
 from .grammar import MASKS
 from .ordering import ORDERING
 from .planted import ADDED, PLANTED
+from .seldom import SELDOM
 from .source import Mutation, mutated_package
 from .speculation import ACCOUNTING, DISTRIBUTION, PROPOSALS
 from .targets import MutantTarget, mutant
@@ -19,7 +20,8 @@ from .waiting import WAITING
 
 __all__ = [
     "ACCOUNTING", "ADDED", "DISTRIBUTION", "EDGES", "FURTHER_EDGES", "FURTHER_WAITS", "MASKS", "MASK_EDGES",
-    "MUTATIONS", "ORDERING", "PLANTED", "PROPOSALS", "WAITING", "MutantTarget", "Mutation", "mutant", "mutated_package",
+    "MUTATIONS", "ORDERING", "PLANTED", "PROPOSALS", "SELDOM", "WAITING", "MutantTarget", "Mutation", "mutant",
+    "mutated_package",
 ]  # fmt: skip
 
 _ALL = (
@@ -35,6 +37,7 @@ _ALL = (
     *ADDED,
     *FURTHER_EDGES,
     *FURTHER_WAITS,
+    *SELDOM,
 )
 
 

@@ -31,6 +31,8 @@ class Feature(enum.Enum):
     POISON = "poison of dead memory"
     SAMPLER = "sampler on its own"
     GRAMMARS = "grammars"
+    STREAMING_UPDATES = "streaming updates"
+    EMPTY_ADMISSION = "requests that enter a step before they are computed"
 
 
 @dataclass(frozen=True)

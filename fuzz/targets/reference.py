@@ -256,7 +256,7 @@ class ReferenceRunner:
         return {int(block) for block in by_block.nonzero().flatten()}
 
     def _follow_blocks(self, step: Step) -> None:
-        for name in (*step.finished, *step.preempted):
+        for name in (*step.finished, *step.preempted, *(request.request_id for request in step.new)):
             self._blocks_of.pop(name, None)
         for name, groups in step.new_blocks.items():
             for blocks in groups:

@@ -89,7 +89,7 @@ class Oracle:
         _check(request)
         tokens, logprobs = list(request.token_ids), []
         while len(tokens) < request.prompt_len + request.sampling.max_tokens:
-            logits = self._masked(self._logits(tokens)[-1], request, tokens)
+            logits = self.masked(self._logits(tokens)[-1], request, tokens)
             tokens.append(_choose(_draw(logits, request, tokens), request.sampling))
             logprobs.append(float(log_softmax(logits)[tokens[-1]]))
             if tokens[-1] in request.sampling.stop_token_ids:
@@ -113,7 +113,7 @@ class Oracle:
         tokens = [*request.token_ids, *token_ids]
         logits = self._logits(tokens[:-1])[known - 1 :]
         return tuple(
-            _score(self._masked(row, request, tokens[:position]), request, tokens[:position], token)
+            _score(self.masked(row, request, tokens[:position]), request, tokens[:position], token)
             for position, (row, token) in enumerate(zip(logits, token_ids, strict=True), start=known)
         )
 
@@ -130,8 +130,19 @@ class Oracle:
         pairs = zip(rows, prompt[1:], strict=True)
         return (None, *(report(row, token, count, fixed) for row, token in pairs))
 
-    def _masked(self, logits: NDArray[np.float64], request: NewRequest, tokens: Sequence[int]) -> NDArray[np.float64]:
-        """The logits that the request's grammar leaves; they count as the model's own from here on."""
+    def masked(self, logits: NDArray[np.float64], request: NewRequest, tokens: Sequence[int]) -> NDArray[np.float64]:
+        """The logits that the request's grammar leaves behind some tokens; they count as the model's own from here on.
+
+        Args:
+            logits: float64 [V].
+            tokens: of the request, its prompt among them.
+
+        Returns:
+            float64 [V], minus infinity for tokens that the grammar forbids; ``logits`` itself without a grammar.
+
+        Raises:
+            RequestError: the oracle was made without grammars.
+        """
         if request.sampling.grammar is None:
             return logits
         if self._grammars is None:
