@@ -27,9 +27,12 @@ class BlockHolders:
         self.of_block: dict[int, tuple[str, ...]] = {}
 
     def add(self, request_id: str, blocks: Iterable[int]) -> None:
-        """A request has got blocks."""
+        """A request has got blocks; the null block among them belongs to nobody."""
         for block in blocks:
-            self.of_block[block] = (*self.of_block.get(block, ()), request_id)
+            if block in self.of_block:
+                self.of_block[block] += (request_id,)
+            elif block != NULL_BLOCK:
+                self.of_block[block] = (request_id,)
 
     def remove(self, request_id: str, blocks: Iterable[int]) -> list[int]:
         """A request lets go of blocks; returns those that nobody holds any more."""
@@ -44,12 +47,16 @@ class BlockHolders:
 
 
 class BlockUpkeep:
-    """Collects a step's copies and fills, and enqueues each kind in one launch."""
+    """Collects a step's copies and fills, and enqueues each kind in one launch.
+
+    Attributes:
+        fills_new: whether blocks that a request gets are filled.
+    """
 
     def __init__(self, config: RunnerConfig, caches: Sequence[AttentionBackend]) -> None:
         """Take the owners of keys and values; a block is a block in all of them."""
         self._caches = tuple(caches)
-        self._fills_new = config.zero_new_blocks or config.poison
+        self.fills_new = config.zero_new_blocks or config.poison
         # With prefix caching a freed block may be wanted again as it is.
         self._fills_freed = config.poison and not config.prefix_caching
         self._value = float("nan") if config.poison else 0.0
@@ -64,7 +71,7 @@ class BlockUpkeep:
 
     def given(self, blocks: Iterable[int]) -> None:
         """A request has got these blocks, and has computed nothing yet that is in them."""
-        if self._fills_new:
+        if self.fills_new:
             self._fills.update(dict.fromkeys(blocks))
 
     def copied(self, copies: tuple[tuple[int, int], ...]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from operator import add
 
 import numpy as np
 import torch
@@ -331,13 +332,14 @@ class ModelRunner:
         return self._holders.remove(request_id, blocks)
 
     def _append(self, request_id: str, groups: tuple[tuple[int, ...], ...]) -> None:
-        held, computed = self._num_blocks[request_id], self._computed[request_id]
+        held = self._num_blocks[request_id]
         self._builder.block_tables.append(self._states.row_of[request_id], groups)
-        self._num_blocks[request_id] = [have + len(blocks) for have, blocks in zip(held, groups, strict=True)]
-        places = places_of(groups, held)
-        self._holders.add(request_id, [block for block, _ in places])
-        # What holds a computed token already, be it shared, copied or kept from before a replacement, stays as it is.
-        self._upkeep.given([block for block, place in places if place * self.config.block_size >= computed])
+        self._num_blocks[request_id] = [*map(add, held, map(len, groups))]
+        self._holders.add(request_id, chain(*groups))
+        if self._upkeep.fills_new:
+            # What holds a computed token, be it shared, copied or kept from before a replacement, stays as it is.
+            computed, size = self._computed[request_id], self.config.block_size
+            self._upkeep.given(block for block, place in places_of(groups, held) if place * size >= computed)
 
     def _forward(self, batch: InputBatch, graph: Candidate | None) -> Tensor:
         """Hidden states [padded T, hidden]."""

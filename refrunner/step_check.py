@@ -76,7 +76,7 @@ class StepChecker:
             if not fresh or not self._have_room(groups, held[name]):
                 self._check_blocks(name, groups, held[name], computed[name])
                 blocks.give(name, groups, held[name])
-            held[name] = [count + len(added) for count, added in zip(held[name], groups, strict=True)]
+            held[name] = [*map(add, held[name], map(len, groups))]
         blocks.check_copies(step, self._config.num_kv_blocks - 1)
         self._check_drafts(step, computed, total)
         self._check_spans(step, computed, total, held)

@@ -256,15 +256,16 @@ class BaselineRunner:
 
     def _append(self, name: str, groups: tuple[tuple[int, ...], ...]) -> None:
         cached, row = self.requests[name], self.rows.row_of.get(name)
-        places = dict(places_of(groups, self._num_blocks[name]))
+        before = self._num_blocks[name]
         for group, (held, blocks) in enumerate(zip(cached.blocks, groups, strict=True)):
             if row is not None:
                 self.rows.write_blocks(row, group, len(held), blocks)
             held.extend(blocks)
         self._num_blocks[name] = [len(held) for held in cached.blocks]
-        self._holders.add(name, places)
-        computed = self._computed[name]
-        self._upkeep.given(block for block, place in places.items() if place * self.config.block_size >= computed)
+        self._holders.add(name, chain(*groups))
+        if self._upkeep.fills_new:
+            computed, size = self._computed[name], self.config.block_size
+            self._upkeep.given(block for block, place in places_of(groups, before) if place * size >= computed)
 
     def _keep_up_blocks(self, step: Step) -> None:
         """Enqueue the copies and fills of whole blocks, which go the other runner's way: they are no input."""
