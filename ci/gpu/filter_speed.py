@@ -15,7 +15,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -187,7 +187,9 @@ class Batch:
         with mock.patch.object(sampler, "sample", wraps=gumbel.sample) as observed:
             tokens = self.sample(logits)
         drawn_from = observed.call_args.args
-        return tokens, gumbel.draw(*drawn_from, rivals=0)[0], drawn_from[-1]
+        # What rows with filters alone are drawn from is nowhere stored.
+        processed = replace(drawn_from[-1], logits=logits / TEMPERATURE)
+        return tokens, gumbel.draw(*drawn_from, rivals=0)[0], processed
 
 
 def filter_lines(tensors: list[Tensor], measure: Measure) -> list[dict[str, JSON]]:

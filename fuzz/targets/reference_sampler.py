@@ -156,8 +156,8 @@ class ReferenceSampler:
         table = self._table(logits, len(logits))
         with self._scope():
             processed = self._filtered(table, temperature, filters)
-            values, thresholds = processed.logits.cpu().numpy(), processed.thresholds.cpu().numpy()
-        values = np.where((processed.stages.cpu().numpy() != 0)[:, np.newaxis], values, _divided(logits, temperature))
+            thresholds = processed.thresholds.cpu().numpy()
+        values = _divided(logits, temperature)
         filtering = processed.stages.cpu().numpy() & int(self._stages().FILTERS.value) != 0
         above = _ordered(values) >= np.where(filtering, thresholds, -(2**31))[:, np.newaxis]
         kept: NDArray[np.bool_] = above & ~np.isneginf(values) & ~np.isnan(values)
@@ -217,7 +217,7 @@ class ReferenceSampler:
         return tokens
 
     def _filtered(self, table: Tensor, temperature: NDArray[np.float32], filters: Filters) -> Any:
-        """Logits divided by the temperature, and thresholds, by the kernels that a step of the runner launches."""
+        """Thresholds, by the kernels that a step of the runner launches; filters alone need no copy of the logits."""
         import torch
 
         stages, blocks = self._stages(), self._import("sampling.blocks")
@@ -227,7 +227,7 @@ class ReferenceSampler:
         reals = self._tensor(_reals(stages, temperature, filters, count))
         rows = torch.arange(count, dtype=torch.int32, device=self._device)
         nothing = torch.zeros(1, dtype=torch.int32, device=self._device)
-        processed = torch.empty(count, vocab_size, dtype=torch.float32, device=self._device)
+        processed = torch.empty(0, vocab_size, dtype=torch.float32, device=self._device)
         block, grouping = blocks.block_of(table.device, vocab_size), blocks.grouping_of(table.device, vocab_size)
         num_groups = -(-vocab_size // grouping.group)
         maxima = torch.empty(count, num_groups, dtype=torch.int32, device=self._device)
@@ -239,7 +239,7 @@ class ReferenceSampler:
         )  # fmt: skip
         needed = int(np.bitwise_or.reduce(host_numbers[:, stages.STAGES.value]))
         thresholds = self._import("sampling.filters").thresholds_of(
-            processed, maxima, rows, numbers, reals, needed, grouping
+            table, processed, maxima, rows, numbers, reals, needed, grouping
         )
         return self._module.Processed(numbers[:, int(stages.STAGES.value)], processed, thresholds)
 

@@ -23,7 +23,8 @@ import triton.language as tl
 
 from .gumbel import PURPOSE_TARGET, coarse_logarithm, gumbel_noise, philox, processed_logit, words_of_groups
 from .launch import kernel
-from .logits_processing import FILTERS
+from .logits_processing import FILTERS, STORED
+from .order import as_logit, divided, ordered
 
 _UNIT = tl.constexpr(5.288293308715403e-06)  # log(2) / 2**17
 _OFFSET = tl.constexpr(66.54232933375474)  # 96 * log(2) + 2e-4
@@ -128,8 +129,8 @@ def staged_values(row, logit, token, end, cut) -> tl.tensor:
 
 @kernel
 def screen(
-    row, ahead, cut, spread, begin, end, STAGED: tl.constexpr, STATISTICS: tl.constexpr, PROCESSED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    row, ahead, cut, spread, begin, end, STAGED: tl.constexpr, FILTERED: tl.constexpr, STATISTICS: tl.constexpr,
+    PROCESSED: tl.constexpr, BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """The pass over a part's logits, of which ``ahead`` are the first block: a block is loaded while one is judged.
 
@@ -147,6 +148,8 @@ def screen(
         drawn = logit
         if STAGED:
             drawn = staged_values(row, logit, token, end, cut)
+        elif FILTERED:
+            drawn = tl.where(logit < cut, float("-inf"), logit)
         top = larger_or_nan(top, largest_bounds(drawn, first_token, row, spread, LANES))
         if STATISTICS:
             reported = logit
@@ -195,7 +198,7 @@ def reach(bound, temperature, scale) -> tl.tensor:
 @kernel
 def scale_of(temperature, stages) -> tl.tensor:
     """Units of the logit in one of the score: 1 where the temperature is already in the processed logits."""
-    return tl.where(stages != 0, 1.0, temperature)
+    return tl.where((stages & STORED) != 0, 1.0, temperature)
 
 
 @kernel
@@ -237,16 +240,34 @@ def lowest_kept(threshold_ptr, stages) -> tl.tensor:
     """The filters' threshold, an integer of `ordered`, as a logit."""
     cut = tl.full([], float("-inf"), tl.float32)
     if (stages & FILTERS) != 0:
-        bits = tl.load(threshold_ptr)
-        cut = (bits ^ ((bits >> 31) & 2147483647)).to(tl.float32, bitcast=True)
-    return tl.where(cut == cut, cut, float("-inf"))
+        cut = as_logit(tl.load(threshold_ptr))
+    return cut
+
+
+@kernel
+def undivided(cut, temperature) -> tl.tensor:
+    """The smallest number whose quotient by a positive temperature is ``cut`` or more; infinity if none is.
+
+    It is a few numbers around their product, or anywhere where that or the quotients leave the range of float32.
+    """
+    lowest, highest = ordered(tl.full([], float("-inf"), tl.float32)), ordered(tl.full([], float("inf"), tl.float32))
+    guess = ordered(cut * temperature)
+    low, high = tl.maximum(guess, lowest + 8) - 8, tl.minimum(guess, highest - 8) + 8
+    if (divided(as_logit(low), temperature) >= cut) | (divided(as_logit(high), temperature) < cut):
+        low, high = lowest, highest
+    while low < high:
+        middle = (low & high) + ((low ^ high) >> 1)
+        reaches = divided(as_logit(middle), temperature) >= cut
+        low = tl.where(reaches, low, middle + 1)
+        high = tl.where(reaches, middle, high)
+    return as_logit(low)
 
 
 @kernel
 def sample_blocks(
     logits_ptr,  # [N, V] float32, float16 or bfloat16
     logits_stride,
-    processed_ptr,  # [N, V] float32, dense; read for rows with a stage only
+    processed_ptr,  # [N, V] float32, dense; read for rows with a stage of STORED only
     threshold_ptr,  # [N] int32; read for rows with a filter only
     rows_ptr,  # [N] int32
     positions_ptr,  # [N] int32: number of tokens before the one drawn
@@ -291,11 +312,15 @@ def sample_blocks(
     scale = scale_of(temperature, stages)
     spread = -_UNIT * scale
     cut = lowest_kept(threshold_ptr + index, stages)
-    # Two loops: one that asks in every block whether the row has stages would move each logit once more.
-    if stages != 0:
-        top, largest, total = screen(row, ahead, cut, spread, begin, end, True, STATISTICS, PROCESSED, BLOCK)
+    # Three loops: one that asks in every block which stages the row has would move each logit once more.
+    if (stages & STORED) != 0:
+        top, largest, total = screen(row, ahead, cut, spread, begin, end, True, False, STATISTICS, PROCESSED, BLOCK)
+    elif (stages & FILTERS) != 0:
+        if temperature > 0.0:
+            cut = undivided(cut, temperature)
+        top, largest, total = screen(row, ahead, cut, spread, begin, end, False, True, STATISTICS, PROCESSED, BLOCK)
     else:
-        top, largest, total = screen(row, ahead, cut, spread, begin, end, False, STATISTICS, PROCESSED, BLOCK)
+        top, largest, total = screen(row, ahead, cut, spread, begin, end, False, False, STATISTICS, PROCESSED, BLOCK)
     out = index * num_parts + part
     best_score, best, others, missing, first_missing = settle(
         row, top, scale, begin, end, bound_ptr + out * LANES, RIVALS, GROUPS, SEARCH, LANES, BLOCK

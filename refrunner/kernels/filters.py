@@ -22,29 +22,30 @@ from .logits_processing import (
     STAGES,
     TOP_K,
     TOP_P,
+    source_of,
 )
 from .nucleus import COLUMNS, FOUND, LINE, LISTED, LISTED_MASS, MASSES, OPEN, target_of, threshold_of_mass
-from .order import LOWEST, as_logit, kth_of_tile, ordered, weight_of
+from .order import LOWEST, as_logit, divided, kth_of_tile, ordered, weight_of
 
 _STEPS = tl.constexpr(4)
 _ABOVE_ALL = tl.constexpr(2147483648)
 
 
 @kernel
-def keys_of(logits_ptr, start, size, floor, BLOCK: tl.constexpr) -> tl.tensor:
+def keys_of(logits_ptr, divisor, start, size, floor, BLOCK: tl.constexpr) -> tl.tensor:
     """Integers of a block of a row, the lowest one outside it; a logit below ``floor`` counts as minus infinity."""
     token = start + tl.arange(0, BLOCK)
-    logit = tl.load(logits_ptr + token, mask=token < size, other=float("-inf"))
+    logit = divided(tl.load(logits_ptr + token, mask=token < size, other=float("-inf")), divisor)
     key = ordered(tl.where(ordered(logit) >= floor, logit, float("-inf")))
     return tl.where(token < size, key, LOWEST)
 
 
 @kernel
-def kth_of_lanes(logits_ptr, size, floor, count, BLOCK: tl.constexpr) -> tl.tensor:
+def kth_of_lanes(logits_ptr, divisor, size, floor, count, BLOCK: tl.constexpr) -> tl.tensor:
     """The ``count``-th largest of the lanes' largest integers; the lowest one if there are fewer: int64."""
     top = tl.full([BLOCK], LOWEST, tl.int32)
     for start in range(0, size, BLOCK):
-        top = tl.maximum(top, keys_of(logits_ptr, start, size, floor, BLOCK))
+        top = tl.maximum(top, keys_of(logits_ptr, divisor, start, size, floor, BLOCK))
     kth = tl.full([], LOWEST, tl.int64)
     for bit in range(32):
         candidate = kth + (tl.full([], 1, tl.int64) << (31 - bit))
@@ -54,36 +55,36 @@ def kth_of_lanes(logits_ptr, size, floor, count, BLOCK: tl.constexpr) -> tl.tens
 
 
 @kernel
-def next_above(logits_ptr, size, floor, key, BLOCK: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+def next_above(logits_ptr, divisor, size, floor, key, BLOCK: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """How many integers of a row are above ``key``, int32, and the smallest of them, int64."""
     number = tl.full([], 0, tl.int32)
     smallest = tl.full([], _ABOVE_ALL, tl.int64)
     for start in range(0, size, BLOCK):
-        other = keys_of(logits_ptr, start, size, floor, BLOCK).to(tl.int64)
+        other = keys_of(logits_ptr, divisor, start, size, floor, BLOCK).to(tl.int64)
         number += tl.sum((other > key).to(tl.int32), 0)
         smallest = tl.minimum(smallest, tl.min(tl.where(other > key, other, _ABOVE_ALL), 0))
     return number, smallest
 
 
 @kernel
-def kth_largest(logits_ptr, size, floor, count, BLOCK: tl.constexpr) -> tl.tensor:
+def kth_largest(logits_ptr, divisor, size, floor, count, BLOCK: tl.constexpr) -> tl.tensor:
     """Largest integer that ``count`` or more logits of a row reach; the lowest one if there are fewer: int64.
 
-    A logit below ``floor``, an integer too, is minus infinity. The search begins at an integer that enough logits
-    reach, and goes up while enough are above; where that takes long, as when ``count`` is more than the lanes, a
-    bisection of the whole row finds the same.
+    Logits are divided first, and one below ``floor``, an integer too, is minus infinity. The search begins at an
+    integer that enough logits reach, and goes up while enough are above; where that takes long, as when ``count`` is
+    more than the lanes, a bisection of the whole row finds the same.
     """
-    kth = kth_of_lanes(logits_ptr, size, floor, count, BLOCK)
-    number, above = next_above(logits_ptr, size, floor, kth, BLOCK)
+    kth = kth_of_lanes(logits_ptr, divisor, size, floor, count, BLOCK)
+    number, above = next_above(logits_ptr, divisor, size, floor, kth, BLOCK)
     for _step in range(_STEPS):
         if (number >= count) & (number > 0):
             kth = above
-            number, above = next_above(logits_ptr, size, floor, kth, BLOCK)
+            number, above = next_above(logits_ptr, divisor, size, floor, kth, BLOCK)
     if (number >= count) & (number > 0):
         kth = tl.full([], LOWEST, tl.int64)
         for bit in range(32):
             candidate = kth + (tl.full([], 1, tl.int64) << (31 - bit))
-            number, above = next_above(logits_ptr, size, floor, candidate - 1, BLOCK)
+            number, above = next_above(logits_ptr, divisor, size, floor, candidate - 1, BLOCK)
             kth = tl.where(number >= count, candidate, kth)
     return kth
 
@@ -99,13 +100,15 @@ def top_p_of_list(keys, keys_ptr, found, equal, line, floor, largest, share, BLO
     threshold = floor
     if mass >= target:
         low, top = tl.maximum(line + 1, floor), ordered(largest)
-        threshold = threshold_of_mass(keys_ptr, found, floor, largest, low, top, mass, target, True, BLOCK)
+        threshold = threshold_of_mass(keys_ptr, 1.0, found, floor, largest, low, top, mass, target, True, BLOCK)
     return threshold
 
 
 @kernel
 def find_thresholds(
-    processed_ptr,  # [N, V] float32; rows without a stage are not there
+    logits_ptr,  # [N, V] float32
+    logits_stride,
+    processed_ptr,  # [N, V] float32; rows without a stage of STORED are not there
     rows_ptr,  # [N] int32
     numbers_ptr,  # [R, NUMBERS] int32
     reals_ptr,  # [R, REALS] float32
@@ -135,7 +138,9 @@ def find_thresholds(
     if (stages & FILTERS) == 0:
         tl.store(threshold_ptr + index, LOWEST)
         return
-    logits_ptr = processed_ptr + index * vocab_size
+    source_ptr, divisor = source_of(
+        logits_ptr, logits_stride, processed_ptr, rows_ptr, numbers_ptr, reals_ptr, index, vocab_size
+    )
     groups_ptr += index * num_groups
     list_ptr += index * LIST
     share = tl.load(reals_ptr + row * REALS + COLUMN_TOP_P)
@@ -153,18 +158,20 @@ def find_thresholds(
         if by_groups:
             count = wanted
         else:
-            kth = kth_largest(logits_ptr, vocab_size, LOWEST, wanted, BLOCK).to(tl.int32)
+            kth = kth_largest(source_ptr, divisor, vocab_size, LOWEST, wanted, BLOCK).to(tl.int32)
             threshold = tl.maximum(threshold, kth)
     if by_groups | ((stages & TOP_P) != 0):
         line = line_of(maxima, num_groups, count, GROUPS)
         number = list_groups(maxima, groups_ptr, num_groups, line, GROUPS)
-        found, equal = list_above(logits_ptr, groups_ptr, number, list_ptr, vocab_size, line, LIST, TILE, GROUP)
+        found, equal = list_above(
+            source_ptr, divisor, groups_ptr, number, list_ptr, vocab_size, line, LIST, TILE, GROUP
+        )
         place = tl.arange(0, LIST)
         keys = tl.load(list_ptr + place, mask=place < found, other=LOWEST)
         if by_groups:
             kth = line
             if found > LIST:
-                kth = kth_largest(logits_ptr, vocab_size, LOWEST, count, BLOCK).to(tl.int32)
+                kth = kth_largest(source_ptr, divisor, vocab_size, LOWEST, count, BLOCK).to(tl.int32)
             elif found >= count:
                 kth = kth_of_tile(keys, line + 1, count)
             threshold = tl.maximum(threshold, kth)

@@ -8,7 +8,7 @@ than k unless they are neighbours: reading these groups finds them all.
 import triton.language as tl
 
 from .launch import kernel
-from .order import LOWEST, kth_of_tile, ordered
+from .order import LOWEST, divided, kth_of_tile, ordered
 
 
 @kernel
@@ -43,30 +43,40 @@ def list_groups(maxima, list_ptr, num_groups, line, GROUPS: tl.constexpr) -> tl.
 
 @kernel
 def keys_of_groups(
-    logits_ptr, cut, list_ptr, first, number, size, TILE: tl.constexpr, GROUP: tl.constexpr
+    logits_ptr, divisor, cut, list_ptr, first, number, size, TILE: tl.constexpr, GROUP: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Integers of the tokens of some listed groups, the tokens, and which of them are there.
 
-    A logit whose integer is below ``cut`` counts as minus infinity.
+    Logits are divided first. One whose integer is below ``cut`` counts as minus infinity.
     """
     place = tl.arange(0, TILE * GROUP)
     which = first + place // GROUP
     group = tl.load(list_ptr + which, mask=which < number, other=0)
     token = group * GROUP + place % GROUP
     inside = (which < number) & (token < size)
-    key = ordered(tl.load(logits_ptr + token, mask=inside, other=float("-inf")))
+    logit = tl.load(logits_ptr + token, mask=inside, other=float("-inf"))
+    key = ordered(divided(logit, divisor))
     return tl.where(key >= cut, key, ordered(tl.full([], float("-inf"), tl.float32))), token, inside
 
 
 @kernel
 def list_above(
-    logits_ptr, list_ptr, number, keys_ptr, size, line, LIST: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr
+    logits_ptr,
+    divisor,
+    list_ptr,
+    number,
+    keys_ptr,
+    size,
+    line,
+    LIST: tl.constexpr,
+    TILE: tl.constexpr,
+    GROUP: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """The first LIST integers above ``line`` in the listed groups; how many there are, and how many on it."""
     found = tl.full([], 0, tl.int32)
     equal = tl.full([], 0, tl.int32)
     for first in range(0, number, TILE):
-        key, _, inside = keys_of_groups(logits_ptr, LOWEST, list_ptr, first, number, size, TILE, GROUP)
+        key, _, inside = keys_of_groups(logits_ptr, divisor, LOWEST, list_ptr, first, number, size, TILE, GROUP)
         above = (inside & (key > line)).to(tl.int32)
         place = found + tl.cumsum(above, 0) - 1
         tl.store(keys_ptr + place, key, mask=(above != 0) & (place < LIST))
@@ -85,7 +95,7 @@ def list_likeliest(
     found = tl.full([], 0, tl.int32)
     equal = tl.full([], 0, tl.int32)
     for first in range(0, number, TILE):
-        key, token, inside = keys_of_groups(logits_ptr, cut, list_ptr, first, number, size, TILE, GROUP)
+        key, token, inside = keys_of_groups(logits_ptr, 1.0, cut, list_ptr, first, number, size, TILE, GROUP)
         above = (inside & (key > line)).to(tl.int32)
         place = found + tl.cumsum(above, 0) - 1
         tl.store(keys_ptr + place, key, mask=(above != 0) & (place < LIST))

@@ -13,8 +13,8 @@ where a float32 is dense. 32 bits would not be enough: 2**-32 is the chance of a
 import triton.language as tl
 
 from .launch import kernel
-from .logits_processing import FILTERS
-from .order import ordered
+from .logits_processing import FILTERS, STORED
+from .order import divided, ordered
 
 PURPOSE_TARGET = tl.constexpr(0)
 _TWO_POW_32 = tl.constexpr(4294967296.0)
@@ -94,13 +94,13 @@ def coarse_logarithm(high) -> tl.tensor:
 def processed_logit(raw, processed_ptr, token, inside, stages, threshold_ptr, temperature) -> tl.tensor:
     """What is drawn from: the logit after every stage, filters and temperature included.
 
-    NaN becomes minus infinity. A row without a stage has neither a processed copy nor a threshold, only a temperature.
+    NaN becomes minus infinity. A row has a processed copy if it has a stage of STORED, and a threshold if a filter.
     """
     value = raw
-    if stages != 0:
+    if (stages & STORED) != 0:
         value = tl.load(processed_ptr + token, mask=inside, other=float("-inf")).to(tl.float32)
-        if (stages & FILTERS) != 0:
-            value = tl.where(ordered(value) >= tl.load(threshold_ptr), value, float("-inf"))
     elif temperature > 0.0:
-        value = tl.div_rn(raw, tl.zeros_like(raw) + temperature)
+        value = divided(raw, temperature)
+    if (stages & FILTERS) != 0:
+        value = tl.where(ordered(value) >= tl.load(threshold_ptr), value, float("-inf"))
     return tl.where(value == value, value, float("-inf"))

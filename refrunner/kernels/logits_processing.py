@@ -5,13 +5,15 @@ a bit mask, L longest sequence. A row's *stages* say which parameters it uses; o
 nothing is written for it. Within a row the order is: allowed ids, bias, minimum of tokens, penalties, bad words,
 temperature. Each operation rounds once, in float32; a multiplication and a subtraction are never fused, so that the
 result is the same on every device.
+
+A row that has filters and nothing else is not copied either: only the largest of its quotients by the temperature are.
 """
 
 import triton.language as tl
 
 from .groups import maxima_of
 from .launch import kernel
-from .order import LOWEST, ordered
+from .order import LOWEST, divided, ordered
 
 # Bits of a row's stages.
 ALLOWED = tl.constexpr(1)
@@ -24,6 +26,8 @@ TOP_K = tl.constexpr(64)
 TOP_P = tl.constexpr(128)
 FILTERS = tl.constexpr(32 + 64 + 128)
 REPORTED = tl.constexpr(256)  # processed values are reported, so the row needs a processed copy
+# Any of these needs one. Filters do not: whoever reads the logits divides them by the temperature.
+STORED = tl.constexpr(1 + 2 + 4 + 8 + 16 + 256)
 
 # Columns of `numbers`, int32 [R, NUMBERS].
 STAGES = tl.constexpr(0)
@@ -48,6 +52,20 @@ PRESENCE = tl.constexpr(5)
 REALS = tl.constexpr(6)
 
 _HISTORY = tl.constexpr(32)
+
+
+@kernel
+def source_of(
+    logits_ptr, logits_stride, processed_ptr, rows_ptr, numbers_ptr, reals_ptr, index, vocab_size
+) -> tuple[tl.tensor, tl.tensor]:
+    """Where a row of logits is to be read, and what each must be divided by to be what is drawn from."""
+    row = tl.load(rows_ptr + index).to(tl.int64)
+    source_ptr = logits_ptr + index * logits_stride
+    divisor = tl.load(reals_ptr + row * REALS + TEMPERATURE)
+    if (tl.load(numbers_ptr + row * NUMBERS + STAGES) & STORED) != 0:
+        source_ptr = processed_ptr + index * vocab_size
+        divisor = divisor * 0.0
+    return source_ptr, tl.where(divisor > 0.0, divisor, 1.0)
 
 
 @kernel
@@ -153,7 +171,7 @@ def process_logits(
     counts_ptr,  # [R, V] int32
     token_ids_ptr,  # [R, L] int32, drafts included
     token_ids_stride,
-    out_ptr,  # [N, V] float32, out
+    out_ptr,  # [N, V] float32, out: rows with a stage of STORED
     maxima_ptr,  # [N, groups] int32, out: largest integer, by `ordered`, of each group of tokens; of rows with a filter
     vocab_size,
     mask_words,  # W
@@ -207,8 +225,9 @@ def process_logits(
         )  # fmt: skip
     temperature = tl.load(reals_ptr + TEMPERATURE)
     if temperature > 0.0:
-        logit = tl.div_rn(logit, temperature + tl.zeros_like(logit))
-    tl.store(out_ptr + index * vocab_size + token, logit, mask=inside)
+        logit = divided(logit, temperature)
+    if (stages & STORED) != 0:
+        tl.store(out_ptr + index * vocab_size + token, logit, mask=inside)
     if (stages & FILTERS) != 0:
         group = first_token // GROUP + tl.arange(0, BLOCK // GROUP)
         maxima = maxima_of(tl.where(inside, ordered(logit), LOWEST), BLOCK, GROUP)

@@ -78,7 +78,7 @@ def survey(
 @kernel
 def select_anyway(logits_ptr, threshold, id_ptr, value_ptr, vocab_size, wanted, BLOCK: tl.constexpr) -> None:
     """The wanted number of largest values of a row, in as many passes over it as that takes."""
-    kth = kth_largest(logits_ptr, vocab_size, threshold, wanted, BLOCK)
+    kth = kth_largest(logits_ptr, 1.0, vocab_size, threshold, wanted, BLOCK)
     above_end = tl.full([], 0, tl.int32)
     equal_end = number_from(logits_ptr, vocab_size, threshold, kth + 1, BLOCK)
     for start in range(0, vocab_size, BLOCK):

@@ -15,8 +15,8 @@ list has no room, which the exact masses tell, the search is in the whole row. S
 import triton.language as tl
 
 from .launch import kernel
-from .logits_processing import COLUMN_TOP_P, REALS
-from .order import LOWEST, as_logit, ordered, weight_of
+from .logits_processing import COLUMN_TOP_P, REALS, source_of
+from .order import LOWEST, as_logit, divided, ordered, weight_of
 
 _SPAN = tl.constexpr(27.75)  # exp(-27.75) is below 2**-40: a token so far below the largest weighs nothing
 _UNIT = tl.constexpr(9.094947017729282e-13)  # 2**-40
@@ -50,9 +50,12 @@ def target_of(total, share) -> tl.tensor:
 
 @kernel
 def masses_from(
-    values_ptr, size, floor, largest, low, middle, high, KEYS: tl.constexpr, BLOCK: tl.constexpr
+    values_ptr, divisor, size, floor, largest, low, middle, high, KEYS: tl.constexpr, BLOCK: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Mass of what reaches each of three integers, and ``floor``: int64. Values are logits, or integers with KEYS."""
+    """Mass of what reaches each of three integers, and ``floor``: int64.
+
+    Values are logits, which are divided first, or integers with KEYS.
+    """
     low_mass = tl.zeros([BLOCK], tl.int64)
     middle_mass = tl.zeros([BLOCK], tl.int64)
     high_mass = tl.zeros([BLOCK], tl.int64)
@@ -62,7 +65,7 @@ def masses_from(
             key = tl.load(values_ptr + place, mask=place < size, other=LOWEST)
             logit = as_logit(key)
         else:
-            logit = tl.load(values_ptr + place, mask=place < size, other=float("-inf"))
+            logit = divided(tl.load(values_ptr + place, mask=place < size, other=float("-inf")), divisor)
             logit = tl.where(logit == logit, logit, float("-inf"))
             key = ordered(logit)
         weight = tl.where((place < size) & (key >= floor), weight_of(logit, largest), 0)
@@ -74,7 +77,7 @@ def masses_from(
 
 @kernel
 def threshold_of_mass(
-    values_ptr, size, floor, largest, low, high, mass, target, KEYS: tl.constexpr, BLOCK: tl.constexpr
+    values_ptr, divisor, size, floor, largest, low, high, mass, target, KEYS: tl.constexpr, BLOCK: tl.constexpr
 ) -> tl.tensor:
     """Largest integer from which on values, or integers with KEYS, weigh ``target`` or more; see `masses_from`.
 
@@ -95,7 +98,7 @@ def threshold_of_mass(
         lower = tl.minimum(tl.maximum(guess - margin, first + 1), last)
         upper = tl.minimum(tl.maximum(guess + margin + 1, first + 1), last)
         lower_mass, middle_mass, upper_mass = masses_from(
-            values_ptr, size, floor, largest, lower, middle, upper, KEYS, BLOCK
+            values_ptr, divisor, size, floor, largest, lower, middle, upper, KEYS, BLOCK
         )
         first, last, mass, beyond = narrowed(first, last, mass, beyond, middle, middle_mass, target)
         first, last, mass, beyond = narrowed(first, last, mass, beyond, lower, lower_mass, target)
@@ -134,11 +137,14 @@ def crossing(logit, weight, low, high, target) -> tuple[tl.tensor, tl.tensor]:
 
 @kernel
 def ask_by_sample(
-    logits_ptr,  # [N, V] float32, dense
+    logits_ptr,  # [N, V] float32
+    logits_stride,
+    processed_ptr,  # [N, V] float32, dense; read for rows with a stage of STORED
     state_ptr,  # [N, COLUMNS] int32, in and out
     largest_ptr,  # [N] float32
     threshold_ptr,  # [N] int32
     rows_ptr,  # [N] int32
+    numbers_ptr,  # [R, NUMBERS] int32
     reals_ptr,  # [R, REALS] float32
     mass_ptr,  # [N, MASSES] int64
     vocab_size,
@@ -155,7 +161,10 @@ def ask_by_sample(
     taken = tl.minimum(runs, SAMPLE // RUN)
     token = ((lane // RUN).to(tl.int64) * runs // taken * RUN).to(tl.int32) + lane % RUN
     inside = (lane < taken * RUN) & (token < vocab_size)
-    logit = tl.load(logits_ptr + index * vocab_size + token, mask=inside, other=float("-inf"))
+    source_ptr, divisor = source_of(
+        logits_ptr, logits_stride, processed_ptr, rows_ptr, numbers_ptr, reals_ptr, index, vocab_size
+    )
+    logit = divided(tl.load(source_ptr + token, mask=inside, other=float("-inf")), divisor)
     logit = tl.where(logit == logit, logit, float("-inf"))
     largest, line = tl.load(largest_ptr + index), as_logit(tl.load(state_ptr + LINE))
     cut = as_logit(tl.load(threshold_ptr + index))
@@ -179,10 +188,15 @@ def ask_by_sample(
 
 @kernel
 def weigh_rows(
-    logits_ptr,  # [N, V] float32, dense
+    logits_ptr,  # [N, V] float32
+    logits_stride,
+    processed_ptr,  # [N, V] float32, dense; read for rows with a stage of STORED
     state_ptr,  # [N, COLUMNS] int32, in and out
     largest_ptr,  # [N] float32
     threshold_ptr,  # [N] int32
+    rows_ptr,  # [N] int32
+    numbers_ptr,  # [R, NUMBERS] int32
+    reals_ptr,  # [R, REALS] float32
     mass_ptr,  # [N, MASSES] int64, in and out
     keys_ptr,  # [N, SLOTS] int32, out: integers of the tokens in question, in any order
     vocab_size,
@@ -197,18 +211,22 @@ def weigh_rows(
         return
     begin = tl.program_id(1) * part_blocks * BLOCK
     end = tl.minimum(begin + part_blocks * BLOCK, vocab_size)
-    logits_ptr += index * vocab_size
+    source_ptr, divisor = source_of(
+        logits_ptr, logits_stride, processed_ptr, rows_ptr, numbers_ptr, reals_ptr, index, vocab_size
+    )
     largest, cut = tl.load(largest_ptr + index), as_logit(tl.load(threshold_ptr + index))
     low, high = as_logit(tl.load(state_ptr + LOW)), as_logit(tl.load(state_ptr + HIGH))
     above = tl.zeros([BLOCK], tl.int64)
     whole = tl.zeros([BLOCK], tl.int64)
     for start in range(begin, end, BLOCK):
         token = start + tl.arange(0, BLOCK)
-        logit = tl.load(logits_ptr + token, mask=token < end, other=float("nan"))
-        weight = tl.where(logit >= cut, weight_of(logit, largest), 0)
+        logit = divided(tl.load(source_ptr + token, mask=token < end, other=float("nan")), divisor)
+        kept = logit >= cut
+        logit = tl.where(kept, logit, float("-inf"))
+        weight = tl.where(kept, weight_of(logit, largest), 0)
         whole += weight
         above += tl.where(logit > high, weight, 0)
-        chosen = ((logit >= low) & (logit <= high)).to(tl.int32)
+        chosen = (kept & (logit >= low) & (logit <= high)).to(tl.int32)
         number = tl.sum(chosen, 0)
         if number > 0:
             place = tl.atomic_add(state_ptr + FOUND, number) + tl.cumsum(chosen, 0) - 1
@@ -220,11 +238,14 @@ def weigh_rows(
 
 @kernel
 def settle_nucleus(
-    logits_ptr,  # [N, V] float32, dense
+    logits_ptr,  # [N, V] float32
+    logits_stride,
+    processed_ptr,  # [N, V] float32, dense; read for rows with a stage of STORED
     state_ptr,  # [N, COLUMNS] int32
     largest_ptr,  # [N] float32
     threshold_ptr,  # [N] int32, in and out
     rows_ptr,  # [N] int32
+    numbers_ptr,  # [R, NUMBERS] int32
     reals_ptr,  # [R, REALS] float32
     mass_ptr,  # [N, MASSES] int64
     list_ptr,  # [N, LIST] int32, integers above LINE
@@ -250,23 +271,26 @@ def settle_nucleus(
     found, low, high = tl.load(state_ptr + FOUND), tl.load(state_ptr + LOW), tl.load(state_ptr + HIGH)
     listed, missing = tl.load(mass_ptr + LISTED_MASS), target - tl.load(mass_ptr + ABOVE_MASS)
     keys_ptr += index * SLOTS
+    source_ptr, divisor = source_of(
+        logits_ptr, logits_stride, processed_ptr, rows_ptr, numbers_ptr, reals_ptr, index, vocab_size
+    )
     asked = tl.full([], 0, tl.int64)
     if (listed < target) & (missing > 0):
         if low == high:
             asked = found * weight_of(as_logit(low), largest)
         elif found <= SLOTS:
-            asked, _middle, _high = masses_from(keys_ptr, found, floor, largest, low, low, low, True, BLOCK)
+            asked, _middle, _high = masses_from(keys_ptr, 1.0, found, floor, largest, low, low, low, True, BLOCK)
     if listed >= target:
         number = tl.load(state_ptr + LISTED)
         threshold = threshold_of_mass(
-            list_ptr + index * LIST, number, floor, largest, tl.maximum(line + 1, floor), top, listed, target, True,
-            BLOCK,
+            list_ptr + index * LIST, 1.0, number, floor, largest, tl.maximum(line + 1, floor), top, listed, target,
+            True, BLOCK,
         )  # fmt: skip
     elif (missing > 0) & (asked >= missing):
         # One integer is no interval, so nothing is read of a list of it, which may have had no room.
-        threshold = threshold_of_mass(keys_ptr, found, floor, largest, low, high, asked, missing, True, BLOCK)
+        threshold = threshold_of_mass(keys_ptr, 1.0, found, floor, largest, low, high, asked, missing, True, BLOCK)
     else:
         threshold = threshold_of_mass(
-            logits_ptr + index * vocab_size, vocab_size, floor, largest, floor, top, whole, target, False, BLOCK
+            source_ptr, divisor, vocab_size, floor, largest, floor, top, whole, target, False, BLOCK
         )
     tl.store(threshold_ptr + index, tl.maximum(floor, threshold))

@@ -25,6 +25,12 @@ def as_logit(key) -> tl.tensor:
 
 
 @kernel
+def divided(logit, divisor) -> tl.tensor:
+    """Quotients, rounded once."""
+    return tl.div_rn(logit, divisor + tl.zeros_like(logit))
+
+
+@kernel
 def weight_of(logit, largest) -> tl.tensor:
     """exp(logit - largest) cut to a whole number of 2**-40, int64; not for NaN."""
     share = tl.where(logit == largest, 1.0, tl.exp(logit - largest))

@@ -12,14 +12,22 @@ from .blocks import LAUNCH, Grouping, power_of_two, row_block_of, search_of
 
 
 def thresholds_of(
-    processed: Tensor, maxima: Tensor, rows: Tensor, numbers: Tensor, reals: Tensor, stages: int, grouping: Grouping
+    logits: Tensor,
+    processed: Tensor,
+    maxima: Tensor,
+    rows: Tensor,
+    numbers: Tensor,
+    reals: Tensor,
+    stages: int,
+    grouping: Grouping,
 ) -> Tensor:
     """The integer of each row below which its filters drop tokens, int32 [N]; see ``kernels.filters``.
 
     Enqueues one launch, and three more where a row has top-p: they do nothing in rows whose top-k has settled it.
 
     Args:
-        processed: float32 [N, V], dense.
+        logits: float32 [N, V], unit stride in V: the model's own.
+        processed: float32 [N, V], dense; read for rows with a stage of ``STORED`` only.
         maxima: int32 [N, groups], largest integer of each group of tokens.
         rows: int32 [N], row of the tables.
         numbers: int32 [R, NUMBERS].
@@ -27,15 +35,16 @@ def thresholds_of(
         stages: those that some row needs.
         grouping: how tokens are grouped.
     """
-    (count, vocab_size), device = processed.shape, processed.device
+    (count, vocab_size), device = logits.shape, logits.device
     block, num_groups = row_block_of(device, vocab_size), maxima.shape[1]
     thresholds = torch.empty(count, dtype=torch.int32, device=device)
     largest = torch.empty(count, dtype=torch.float32, device=device)
     state = torch.empty(count, COLUMNS.value, dtype=torch.int32, device=device)
     mass = torch.empty(count, MASSES.value, dtype=torch.int64, device=device)
     listed = torch.empty(count, grouping.list, dtype=torch.int32, device=device)
+    source = (logits, logits.stride(0), processed)
     find_thresholds[(count,)](
-        processed, rows, numbers, reals, maxima, torch.empty_like(maxima), listed, thresholds, largest, state, mass,
+        *source, rows, numbers, reals, maxima, torch.empty_like(maxima), listed, thresholds, largest, state, mass,
         vocab_size, num_groups, MOST=grouping.most, LIKELY=grouping.likely, LIST=grouping.list,
         GROUPS=power_of_two(num_groups), GROUP=grouping.group, TILE=grouping.tile, BLOCK=block,
         num_warps=grouping.warps, **LAUNCH,
@@ -43,16 +52,16 @@ def thresholds_of(
     if stages & TOP_P.value:
         search = search_of(device, count, vocab_size)
         asked = torch.empty(count, search.slots, dtype=torch.int32, device=device)
+        row = (*source, state, largest, thresholds, rows, numbers, reals, mass)
         ask_by_sample[(count,)](
-            processed, state, largest, thresholds, rows, reals, mass, vocab_size, SAMPLE=search.sample, RUN=search.run,
-            num_warps=search.sample_warps, **LAUNCH,
-        )  # fmt: skip
+            *row, vocab_size, SAMPLE=search.sample, RUN=search.run, num_warps=search.sample_warps, **LAUNCH
+        )
         weigh_rows[(count, search.parts)](
-            processed, state, largest, thresholds, mass, asked, vocab_size, search.part_blocks, SLOTS=search.slots,
-            BLOCK=search.block, num_warps=search.warps, **LAUNCH,
+            *row, asked, vocab_size, search.part_blocks, SLOTS=search.slots, BLOCK=search.block,
+            num_warps=search.warps, **LAUNCH,
         )  # fmt: skip
         settle_nucleus[(count,)](
-            processed, state, largest, thresholds, rows, reals, mass, listed, asked, vocab_size, LIST=grouping.list,
-            SLOTS=search.slots, BLOCK=search.settle_block, num_warps=search.settle_warps, **LAUNCH,
+            *row, listed, asked, vocab_size, LIST=grouping.list, SLOTS=search.slots, BLOCK=search.settle_block,
+            num_warps=search.settle_warps, **LAUNCH,
         )  # fmt: skip
     return thresholds

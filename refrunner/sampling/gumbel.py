@@ -56,7 +56,8 @@ class Processed:
     Attributes:
         stages: int32 [R], stages of each row of the tables; any stride.
         logits: float32 [N, V], dense, through all stages and divided by the temperature; undefined in rows without a
-            stage.
+            stage of ``kernels.logits_processing.STORED``, and empty if no row has one. Where that is, what is drawn
+            from are the model's own, divided by the temperature.
         thresholds: int32 [N], see ``kernels.filters``; the lowest integer in rows without a filter.
     """
 

@@ -134,7 +134,7 @@ class SamplerStages:
         stages: int,
         offsets: Tensor | None = None,
     ) -> Processed:
-        """The logits to draw from, in at most two launches; the model's own if no row has a stage.
+        """The logits to draw from, in at most five launches; none if no row has a stage.
 
         Args:
             rows: int32 [M].
@@ -145,7 +145,8 @@ class SamplerStages:
         tables, (count, vocab_size) = self.tables, logits.shape
         processed, thresholds = logits, self.no_threshold
         if stages:
-            processed = torch.empty(count, vocab_size, dtype=torch.float32, device=logits.device)
+            stored = count if stages & kernels.STORED.value else 0
+            processed = torch.empty(stored, vocab_size, dtype=torch.float32, device=logits.device)
             block, grouping = block_of(logits.device, vocab_size), grouping_of(logits.device, vocab_size)
             maxima = torch.empty(count, -(-vocab_size // grouping.group), dtype=torch.int32, device=logits.device)
             grid = (count, -(-vocab_size // block))
@@ -160,7 +161,9 @@ class SamplerStages:
                 DRAFTS=offsets is not None, BLOCK=block, GROUP=grouping.group, **LAUNCH,
             )  # fmt: skip
         if stages & kernels.FILTERS.value:
-            thresholds = thresholds_of(processed, maxima, rows, tables.numbers.gpu, tables.reals.gpu, stages, grouping)
+            thresholds = thresholds_of(
+                logits, processed, maxima, rows, tables.numbers.gpu, tables.reals.gpu, stages, grouping
+            )
         return Processed(tables.number(kernels.STAGES.value), processed, thresholds)
 
     def _draw(self, logits: Tensor, rows: Tensor, positions: Tensor, processed: Processed) -> Sampled:

@@ -1,7 +1,7 @@
 """Batches for the sampler without a model: requests with any parameters, and logits with ties, holes and extremes."""
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from mrv2.refrunner.api import NewRequest, SamplingParams
+from mrv2.refrunner.kernels.logits_processing import STORED
 from mrv2.refrunner.request_states import RequestStates
 from mrv2.refrunner.sampling.sampler import Sampler
 from mrv2.refrunner.staging import PackedUpload, PinnedRing
@@ -32,9 +33,15 @@ class Bench:
         return self.sampler.sample(logits, self.batch, self.states)
 
     def processed(self, logits):
-        """Processed logits and thresholds of the whole batch."""
+        """Processed logits and thresholds of the whole batch; also of rows whose processed logits nobody stores."""
         stages = self.sampler._stages(self.batch)
-        return self.sampler._processed(logits, self.batch.rows, self.batch.sample_positions, self.states, stages)
+        made = self.sampler._processed(logits, self.batch.rows, self.batch.sample_positions, self.states, stages)
+        temperatures = torch.tensor([request.sampling.temperature or 1.0 for request in self.requests])
+        values = logits / temperatures.to(logits.device)[:, None]
+        for index, row in enumerate(self.batch.host_rows):
+            if self.sampler.tables.stages[row] & STORED.value:
+                values[index] = made.logits[index]
+        return replace(made, logits=values)
 
 
 def make_bench(requests, vocab_size, before=(), device="cpu", package="mrv2.refrunner", rows=ROWS, **settings):

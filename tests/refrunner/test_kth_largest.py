@@ -33,7 +33,7 @@ def _compiled():
 def write_kth(logits_ptr, counts_ptr, found_ptr, size, floor, BLOCK: tl.constexpr):
     index = tl.program_id(0)
     count = tl.load(counts_ptr + index)
-    tl.store(found_ptr + index, kth_largest(logits_ptr, size, floor, count, BLOCK))
+    tl.store(found_ptr + index, kth_largest(logits_ptr, 1.0, size, floor, count, BLOCK))
 
 
 def rows():
@@ -100,7 +100,9 @@ def thresholds(package, device="cpu"):
     maxima = torch.zeros(len(pairs), V // LANES + 1, dtype=torch.int32, device=device)
     never_by_groups = blocks.Grouping(LANES, 1, 0, 0, LANES, 4)
     with mock.patch.object(host, "row_block_of", return_value=LANES):
-        return host.thresholds_of(logits, maxima, order, numbers, reals, stages.TOP_K.value, never_by_groups).tolist()
+        return host.thresholds_of(
+            logits, logits, maxima, order, numbers, reals, stages.TOP_K.value, never_by_groups
+        ).tolist()
 
 
 def test_thresholds_are_those_of_sorting(device):

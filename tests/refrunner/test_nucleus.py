@@ -13,7 +13,8 @@ import torch
 from mrv2.checks import triton_cpu
 from mrv2.fuzz.mutants import Mutation, mutated_package
 
-V, LOWEST, UNIT = 700, -(2**31), np.float32(2.0**40)
+V, TEMPERATURE = 700, np.float32(0.8)
+LOWEST, UNIT = -(2**31), np.float32(2.0**40)
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def weights_of(logits):
 
 def expected(logits, filters):
     """By sorting."""
+    logits = logits / TEMPERATURE
     keys, floor = keys_of(logits), LOWEST
     if filters.min_p:
         floor = int(keys_of(logits.max() + np.log(np.float32(filters.min_p), dtype=np.float32))[()])
@@ -127,10 +129,11 @@ def found(pairs, room=({}, {}), device="cpu", package="mrv2.refrunner"):
         numbers[index, stages.COLUMN_TOP_K.value] = filters.top_k
         reals[index, stages.COLUMN_TOP_P.value] = filters.top_p
         reals[index, stages.LOG_MIN_P.value] = float(np.log(np.float32(filters.min_p or 1)))
+        reals[index, stages.TEMPERATURE.value] = float(TEMPERATURE)
     logits = torch.from_numpy(np.stack([logits for logits, _ in pairs]))
-    keys = keys_of(np.pad(logits.numpy(), ((0, 0), (0, -V % grouping.group)), constant_values=-np.inf))
+    keys = keys_of(np.pad(logits.numpy() / TEMPERATURE, ((0, 0), (0, -V % grouping.group)), constant_values=-np.inf))
     maxima = torch.from_numpy(keys.reshape(count, -1, grouping.group).max(2).astype(np.int32))
-    tensors = (logits, maxima, torch.arange(count, dtype=torch.int32), numbers, reals)
+    tensors = (logits, logits[:0], maxima, torch.arange(count, dtype=torch.int32), numbers, reals)
     with mock.patch.object(host, "search_of", return_value=blocks.Search(**SEARCH | room[1])):
         return host.thresholds_of(*(tensor.to(device) for tensor in tensors), stages.FILTERS.value, grouping).tolist()
 
