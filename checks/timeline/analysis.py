@@ -20,6 +20,8 @@ from .steps import Step, Steps, find_steps
 #: Idle time in shorter gaps is what lies between any two kernels, and no bubble (DESIGN, section 6).
 SHORT_GAP_NS = 5_000
 DEFAULT_BUBBLE_US = 20.0
+#: Records without times, as a share of the others, that a profiler's faults leave in a trace that is as good as whole.
+LEFT_OUT_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Analysis:
         begin: of the trace.
         parts: of the steps' thread at every moment.
         launches: what launched what.
+        num_strays: kernels, copies and fills whose call is not in the trace, and which belong to no step.
     """
 
     timeline: Timeline
@@ -106,6 +109,7 @@ class Analysis:
     begin: int
     parts: Innermost[Part]
     launches: Launches
+    num_strays: int
 
     def host_pieces(self, window: Interval) -> list[tuple[int, int, Part]]:
         """What the steps' thread did in a window: begin, end, part."""
@@ -135,6 +139,14 @@ class Analysis:
         """The median of how far the host is ahead."""
         known = [one.ahead for one in self.times if one.ahead is not None]
         return median(known) / 1000 if known else None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all but a few records could be read, and something of the device belongs to a call of the host."""
+        timeline = self.timeline
+        count = len(timeline.work) + timeline.num_calls + len(timeline.ranges) + timeline.num_frames
+        readable = timeline.source.cut is None and timeline.source.left_out <= LEFT_OUT_SHARE * count
+        return readable and self.num_strays < len(timeline.work)
 
     @property
     def has_parts(self) -> bool:
@@ -183,6 +195,7 @@ def analyse(path: Path, step_name: str | None = None, bubble_us: float = DEFAULT
         ),
         parts=parts,
         launches=launches,
+        num_strays=sum(launches.of(work) is None for work in timeline.work),
     )
 
 
@@ -294,7 +307,7 @@ def _overlap(step: Step, parts: Innermost[Part], busy: Sequence[Interval]) -> fl
 
 def _calls_of_steps(timeline: Timeline, steps: Steps) -> list[list[HostCall]]:
     calls: list[list[HostCall]] = [[] for _ in steps.steps]
-    for call in timeline.calls:
+    for call in timeline.outer_calls:
         index = steps.index_at(call.start) if call.process == steps.process else None
         if index is not None:
             calls[index].append(call)

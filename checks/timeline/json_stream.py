@@ -53,6 +53,10 @@ class EventStream:
         text = _Text(_chunks(self._path), self._path)
         try:
             yield from self._events(text)
+            if text.peek(at_start=True).strip("\0"):
+                self.cut = (
+                    f"the file goes on behind the end of the trace, {text.consumed} characters from its beginning"
+                )
         except _Ended:
             why = "the file ends early" if text.broken is None else text.broken
             self.cut = f"{why}, {text.consumed} characters and {self.count} events from its beginning"
@@ -67,10 +71,12 @@ class EventStream:
         if first != "{":
             raise self._no_trace(f"begins with {first!r}" if first else "is empty")
         text.skip()
+        found = False
         while text.peek() != "}":
             name = self._value(text)
             text.expect(":")
             if name == EVENTS and text.peek() == "[":
+                found = True
                 yield from self._array(text)
             else:
                 value = self._value(text)
@@ -78,6 +84,9 @@ class EventStream:
                     self.header[name] = value
             if text.peek() == ",":
                 text.skip()
+        text.skip()
+        if not found:
+            raise self._no_trace(f'has no list "{EVENTS}"')
 
     def _array(self, text: _Text) -> Iterator[dict[str, Any]]:
         """The bare array may end without its bracket, as writers that were stopped leave it: that is a cut."""

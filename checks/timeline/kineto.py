@@ -26,6 +26,7 @@ class KinetoSource:
     format = "Chrome trace"
 
     def __init__(self, path: Path) -> None:
+        self.left_out = 0
         self._stream = EventStream(path)
         self._names: dict[str, int] = {}
 
@@ -47,9 +48,10 @@ class KinetoSource:
         Raises:
             CheckError: the file is no trace, or damaged.
         """
-        begun: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+        self.left_out = 0
+        begun: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for event in self._stream.events():
-            phase, thread = event.get("ph"), (event.get("pid"), event.get("tid"))
+            phase, thread = event.get("ph"), (str(event.get("pid")), str(event.get("tid")))
             if phase == "B":
                 begun.setdefault(thread, []).append(event)
                 continue
@@ -62,10 +64,11 @@ class KinetoSource:
                 end = None if begin is None or length is None else begin + length
             else:
                 continue
-            if begin is not None and end is not None and begin <= end:
-                record = self._record(event, begin, end)
-                if record is not None:
-                    yield record
+            has_times = begin is not None and end is not None and begin <= end
+            record = self._record(event, begin or 0, end or 0)
+            if record is not None and has_times:
+                yield record
+            self.left_out += record is not None and not has_times
 
     def _record(self, event: Mapping[str, Any], begin: int, end: int) -> Record | None:
         name, category = str(event.get("name", "")), str(event.get("cat", "")).lower()
@@ -95,10 +98,8 @@ class KinetoSource:
 
     def _identity(self, value: object) -> int:
         """A number for whatever names a process, thread, device or stream."""
-        try:
-            return int(str(value))
-        except ValueError:
-            return self._names.setdefault(str(value), -1 - len(self._names))
+        number = None if isinstance(value, bool) else _integer(value)
+        return self._names.setdefault(str(value), -1 - len(self._names)) if number is None else number
 
 
 def _nanoseconds(value: object) -> int | None:
@@ -106,14 +107,28 @@ def _nanoseconds(value: object) -> int | None:
     if isinstance(value, int):
         time = None if isinstance(value, bool) else value * 10**_DIGITS
     else:
-        try:
-            number = Decimal(str(value))
-        except InvalidOperation:
-            return None
-        small = number.is_finite() and number.adjusted() < _MOST_DIGITS
-        time = round(number.scaleb(_DIGITS)) if small else None
+        number = _decimal(str(value))
+        time = None if number is None else round(number.scaleb(_DIGITS))
     return time if time is not None and abs(time) < _LARGEST else None
 
 
 def _whole(value: object) -> int:
-    return value if isinstance(value, int) and abs(value) < _LARGEST else 0
+    """A whole number, also as text or with a fraction of zero; 0 if it is none."""
+    return _integer(value) or 0
+
+
+def _integer(value: object) -> int | None:
+    """The same; None if it is none."""
+    if not isinstance(value, int):
+        number = _decimal(value) if isinstance(value, str) else None
+        value = None if number is None or number % 1 else int(number)
+    return value if isinstance(value, int) and abs(value) < _LARGEST else None
+
+
+def _decimal(text: str) -> Decimal | None:
+    """A finite number of no more digits than 64 bits have; None if it is none."""
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return None
+    return number if number.is_finite() and number.adjusted() < _MOST_DIGITS else None

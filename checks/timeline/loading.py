@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
+from typing import TypeVar
 
 from ..errors import CheckError
 from .kineto import KinetoSource
@@ -20,10 +23,13 @@ from .records import (
     HostCall,
     HostRange,
     Source,
+    is_driver_call,
     launches,
     moves_memory,
     waits_for,
 )
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -35,9 +41,11 @@ class Timeline:
         source: reads it again.
         work: of all devices.
         calls: launches, copies and waits.
+        outer_calls: those of them that are not within another one, as calls of the driver are in one of the runtime.
         ranges: that the program named.
         num_frames: operators and Python functions, which were not kept.
         num_calls: all calls of the runtime.
+        num_twice: records that the file has once more, and that count once.
     """
 
     path: Path
@@ -45,8 +53,10 @@ class Timeline:
     work: list[DeviceWork] = field(default_factory=list)
     calls: list[HostCall] = field(default_factory=list)
     ranges: list[HostRange] = field(default_factory=list)
+    outer_calls: list[HostCall] = field(default_factory=list)
     num_frames: int = 0
     num_calls: int = 0
+    num_twice: int = 0
 
     @property
     def is_amd(self) -> bool:
@@ -81,10 +91,41 @@ def load(path: Path) -> Timeline:
             "nothing can be said about what was not recorded",
             "a trace of a few steps, written by export_chrome_trace of torch.profiler.profile",
         )
-    timeline.work.sort()
+    timeline.work.sort(key=_order)
     timeline.calls.sort()
-    timeline.ranges.sort(key=lambda one: (one.start, -one.end))
+    timeline.ranges.sort(key=lambda one: (one.start, -one.end, one))
+    for rows in (timeline.work, timeline.calls, timeline.ranges):
+        timeline.num_twice += _drop_repeated(rows)
+    timeline.outer_calls = list(_outer(timeline.calls))
     return timeline
+
+
+def _outer(calls: Iterable[HostCall]) -> Iterator[HostCall]:
+    """Of calls by their begin those that are not part of an earlier one of their thread."""
+    around: dict[tuple[int, int], HostCall] = {}
+    for call in sorted(calls, key=lambda one: (one.start, -one.end)):
+        outer = around.get((call.process, call.thread))
+        if outer is None or call.end > outer.end or not _is_part(call, outer):
+            around[call.process, call.thread] = call
+            yield call
+
+
+def _is_part(inner: HostCall, outer: HostCall) -> bool:
+    """Whether a call within another one does its work: it has its number, or is one of the driver in the runtime."""
+    same = inner.correlation == outer.correlation != 0
+    return same or (is_driver_call(inner.name) and not is_driver_call(outer.name))
+
+
+def _order(work: DeviceWork) -> tuple[object, ...]:
+    """None cannot be compared."""
+    return (*work[:8], work.pageable is None, work.pageable or False, work.process is None, work.process or 0)
+
+
+def _drop_repeated(rows: list[T]) -> int:
+    """Remove what is in a sorted list once more, as files have it that were joined; how many there were."""
+    before = len(rows)
+    rows[:] = [one for one, _ in groupby(rows)]
+    return before - len(rows)
 
 
 def source_of(path: Path) -> Source:

@@ -41,6 +41,7 @@ class NsightSource:
 
     def __init__(self, path: Path) -> None:
         self.cut: str | None = None
+        self.left_out = 0
         self.facts: dict[str, str] = {}
         self._path = path
 
@@ -59,6 +60,7 @@ class NsightSource:
                 for record in export.records():
                     count += 1
                     yield record
+                self.left_out = export.left_out
         except (sqlite3.Error, UnicodeDecodeError) as error:  # the second one while it words the first one
             raise CheckError(
                 f"trace {self._path}",
@@ -72,6 +74,7 @@ class _Export:
     """One open database."""
 
     def __init__(self, database: sqlite3.Connection, path: Path) -> None:
+        self.left_out = 0
         self._database = database
         self._path = path
         tables = {str(name) for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -128,6 +131,8 @@ class _Export:
                     raise self._unknown_schema(table, f"{name} is {kind} in each row, and is {value!r:.40}")
             if row.get("end") is None or row["end"] >= row["start"]:
                 yield row
+            else:
+                self.left_out += 1
 
     def _unknown_schema(self, table: str, rule: str) -> CheckError:
         return CheckError(

@@ -85,7 +85,7 @@ def waiting_calls(timeline: Timeline, launches: Launches) -> dict[HostCall, str]
     Beside those that do so by their nature: copies to pageable memory, and from it if they are larger than what a
     driver stages at most (``checks.semantics``).
     """
-    waits = {call: str(what) for call in timeline.calls if (what := waits_for(call.name)) is not None}
+    waits = {call: str(what) for call in timeline.outer_calls if (what := waits_for(call.name)) is not None}
     for work in timeline.work:
         if work.pageable and (call := launches.of(work)) is not None:
             if work.kind is DeviceKind.DOWNLOAD:

@@ -95,6 +95,11 @@ class Source(Protocol):
         ...
 
     @property
+    def left_out(self) -> int:
+        """How many records have no time that counts, or end before they begin; known likewise."""
+        ...
+
+    @property
     def facts(self) -> dict[str, str]:
         """What it says of itself, such as its rank; known likewise."""
         ...
@@ -147,6 +152,11 @@ def launches_graph(call: str) -> bool:
 def is_runtime_call(name: str) -> bool:
     """Whether a name is that of a call of CUDA or HIP."""
     return _RUNTIME.match(name) is not None
+
+
+def is_driver_call(name: str) -> bool:
+    """Whether a name is that of a call of CUDA's driver, which the runtime makes, too."""
+    return name.startswith("cu") and is_runtime_call(name) and not name.startswith("cuda")
 
 
 def copy_kind(name: str) -> tuple[DeviceKind, bool | None]:

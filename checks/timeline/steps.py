@@ -104,17 +104,20 @@ def _named(timeline: Timeline, step_name: str) -> Steps:
 
 
 def _of_ranges(ranges: Sequence[HostRange]) -> Steps:
-    """Steps of the thread that has most of them; a range within another of the same sort is part of it."""
+    """Steps of the thread that has most of them; a range within another of the same sort is part of it.
+
+    Of two that overlap otherwise the first one ends where the second one begins.
+    """
     (process, thread), _ = Counter((one.process, one.thread) for one in ranges).most_common(1)[0]
     outer: list[HostRange] = []
     for one in ranges:
-        if (one.process, one.thread) == (process, thread) and (not outer or one.start >= outer[-1].end):
+        if (one.process, one.thread) == (process, thread) and (not outer or one.end > outer[-1].end):
             outer.append(one)
     untils = [*(one.start for one in outer[1:]), outer[-1].end]
     names = Counter(one.name for one in outer)
     shown = names.most_common(1)[0][0] if len(names) == 1 else f"{outer[0].name!r} to {outer[-1].name!r}"
     steps = tuple(
-        Step(number, one.name, one.start, one.end, until)
+        Step(number, one.name, one.start, min(one.end, until), until)
         for number, (one, until) in enumerate(zip(outer, untils, strict=True))
     )
     return Steps(steps, f"ranges {shown}", process, thread)

@@ -35,7 +35,8 @@ def analyze(
 ) -> None:
     """Split the steps of a recorded run on host and device; list waits, copies of pageable memory, idle times.
 
-    It measures and judges nothing: 0 if all could be read, 3 if the trace ends early or has no device in it.
+    It measures and judges nothing: 0 if all could be read, 3 if the trace ends early, has many records without times,
+    has no device in it, or does not say what launched its work.
     """  # fmt: skip
     with guarded(debug):
         for option, path in (("--json", json), ("--html", html)):
@@ -54,7 +55,7 @@ def analyze(
         from mrv2.ci.report.timeline_text import timeline_lines
 
         analysis = analyse(file, step_name, bubble_us)
-        complete = analysis.timeline.source.cut is None and bool(analysis.devices)
+        complete = analysis.is_complete
         verdict = None if complete else RunVerdict.INCONCLUSIVE
         if json:
             write_report(json, Report("trace-analyze", describe(), verdict, metrics=timeline_metrics(analysis)))

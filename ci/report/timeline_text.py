@@ -13,6 +13,8 @@ from mrv2.checks.timeline.records import DeviceKind
 SCREEN = 24
 #: Waits and bubbles that it shows.
 FIRST = 2
+#: Work whose call is not there, as a share of all: whoever begins to record in the middle of a run has a little.
+STRAY_SHARE = 0.05
 _NAME = 48
 
 
@@ -34,8 +36,24 @@ def summary_lines(analysis: Analysis) -> list[str]:
         *_table(analysis),
         *_device(analysis),
         *(on_device if analysis.devices or timeline.calls else ()),
-        *([f"warning: {timeline.source.cut}; what is said holds for what was read"] if timeline.source.cut else []),
+        *([f"warning: {'; '.join(warnings)}"] if (warnings := list(_warnings(analysis))) else []),
     ]
+
+
+def _warnings(analysis: Analysis) -> Iterator[str]:
+    """What the trace lacks."""
+    timeline = analysis.timeline
+    if timeline.source.cut:
+        yield f"{timeline.source.cut}; what is said holds for what was read"
+    if timeline.source.left_out:
+        yield f"{timeline.source.left_out} records have no times, or end before they begin, and are left out"
+    if timeline.num_twice:
+        yield f"{timeline.num_twice} records are there once more, and count once"
+    if analysis.num_strays > STRAY_SHARE * len(timeline.work):
+        yield (
+            f"the calls behind {analysis.num_strays} of {len(timeline.work)} kernels, copies and fills are not in the "
+            "trace, so these belong to no step"
+        )
 
 
 def _table(analysis: Analysis) -> Iterator[str]:

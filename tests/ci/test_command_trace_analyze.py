@@ -136,7 +136,8 @@ def test_a_name_that_is_no_text() -> None:
     event = {"ph": "X", "cat": "kernel", "name": "half \ud800 <b>", "ts": 1, "dur": 5, "pid": 0, "tid": 7}
     Path("odd.json").write_text(json.dumps({"traceEvents": [event]}))
     done = mrv2("odd.json", "--html", "out.html", "--json", "out.json")
-    assert (done.exit_code, first_fault(json.loads(Path("out.json").read_text()))) == (0, None)
+    assert (done.exit_code, first_fault(json.loads(Path("out.json").read_text()))) == (3, None)
+    assert "warning: the calls behind 1 of 1 kernels, copies and fills are not in the trace" in done.stdout
     assert "<b>" not in Path("out.html").read_text(encoding="utf-8")
 
 
