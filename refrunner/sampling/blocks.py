@@ -112,7 +112,7 @@ class Grouping:
 def grouping_of(device: torch.device, vocab_size: int) -> Grouping:
     """On the CPU such that small vocabularies, too, have more groups than one and can do without room."""
     if device.type != "cpu":
-        return Grouping(128, 16, 512, 128, 2048, 4)
+        return Grouping(128, 8, 512, 128, 2048, 4)
     group = max(1, min(128, block_of(device, vocab_size) // 16))
     return Grouping(group, 4, 8, 4, 16, 4) if vocab_size < 1024 else Grouping(group, 16, 512, 128, 2048, 4)
 
@@ -151,10 +151,10 @@ def search_of(device: torch.device, count: int, vocab_size: int) -> Search:
     if device.type == "cpu":
         block = block_of(device, vocab_size)
         return Search(32 if vocab_size < 1024 else 4096, 2, 4, 32 if vocab_size < 1024 else 4096, 2, 1, block, 4, 64, 4)
-    blocks = -(-vocab_size // 2048)
+    blocks = -(-vocab_size // 1024)
     number = min(blocks, max(2, 1024 // max(1, count)))
     each = -(-blocks // number)
-    return Search(16384, 8, 16, 16384, -(-blocks // each), each, 2048, 4, 2048, 8)
+    return Search(16384, 8, 16, 16384, -(-blocks // each), each, 1024, 4, 2048, 8)
 
 
 @dataclass(frozen=True)
