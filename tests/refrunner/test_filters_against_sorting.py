@@ -1,4 +1,4 @@
-"""Filters, likeliest tokens, ranks and log-probabilities against sorting in float64, by code that shares nothing.
+"""Filters, likeliest tokens, ranks and log-probabilities against sorting in float64; only the noise is the oracle's.
 
 A batch has a row of each kind of logits, most of them as real models never give them, and parameters at the ends of
 their ranges; a third of the rows has no filter at all. `MRV2_SAMPLER_EXAMPLES=2000` is the long version.
@@ -14,6 +14,8 @@ import torch
 
 from mrv2.checks import triton_cpu
 from mrv2.refrunner.api import NewRequest, SamplingParams
+from mrv2.refrunner.oracle.noise import gumbel
+from mrv2.refrunner.oracle.rounding import NOISE_ERROR
 from mrv2.refrunner.sampling import sampler
 from mrv2.refrunner.sampling.filters import thresholds_of
 from mrv2.refrunner.sampling.logprobs import LogprobReport
@@ -50,7 +52,7 @@ def kinds(size, rng):
         some(0.5, 0.0, np.full(size, -0.0)),
         rng.normal(size=size) * 1e-40, np.full(size, -np.inf), np.full(size, np.nan), np.full(size, np.inf),
         np.exp(rng.uniform(-80, 80, size)) * rng.choice((-1, 1), size), some(0.5, 3.4e38, np.full(size, -3.4e38)),
-        np.linspace(0, -28, size),
+        np.linspace(0, -28, size), 1.9999 + np.arange(size) * 2.0**-23,  # neighbours, which a division may make equal
     ]  # fmt: skip
     return np.stack(rows).astype(np.float32)
 
@@ -62,7 +64,7 @@ def drawn_params(size, rng):
         filters["top_k"] = int(rng.choice([0, 0, 1, 2, 8, 9, size // 2 + 1, size, size + 1, 512, 513, 2**31 - 1]))
         filters["top_p"] = float(rng.choice([1.0, 1.0, 1e-30, 1 - 2**-24, 1 - 2**-25, 0.5, 0.9, 0.999999, 1e-6]))
         filters["min_p"] = float(rng.choice([0.0, 0.0, 1.0, 1e-30, 0.05, 0.9999999]))
-    temperature, seed = float(rng.choice([0.0, 1.0, 0.7, 2.5])), int(rng.integers(2**62))
+    temperature, seed = float(rng.choice([0.0, 1.0, 0.7, 1.3, 2.5, 1e-30, 1e30])), int(rng.integers(2**62))
     logprobs = [None, 0, 1, 8, 9, 20, min(size, 600), 1024, -1][rng.integers(9)]
     return SamplingParams(temperature=temperature, seed=seed, logprobs=logprobs, **filters)
 
@@ -141,11 +143,24 @@ def faults(size, seed, mode):
             surely, possibly = kept_sets(processed, params)
             if (surely & ~kept).any() or (kept & ~possibly).any():
                 yield "kept", index, params
-        if not (kept[token] if kept.any() else token == 0):
+        if not is_best(np.where(kept, processed, SMALLEST), token, params):
             yield "token", index, params
         values = np.where(kept, processed, SMALLEST) if mode.startswith("processed") else rows[index]
         if entry is not None:
             yield from ((word, index, params) for word in report_faults(values, mode, token, drawn, entry, params))
+
+
+def is_best(values, token, params):
+    """Whether a token has the largest score, up to the error of the noise; token 0 where there is nothing to draw."""
+    if not (values > SMALLEST).any():
+        return token == 0
+    scores = values.astype(np.float64)
+    if not params.temperature:
+        return token == int(np.argmax(scores))
+    with np.errstate(invalid="ignore"):
+        scores += gumbel(params.seed, 1, len(values))
+    best = scores.max()
+    return scores[token] == best or scores[token] >= best - NOISE_ERROR - 2.0**-22 * (abs(best) + 50)
 
 
 def report_faults(told_values, mode, token, drawn, entry, params):
