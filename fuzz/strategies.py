@@ -53,6 +53,7 @@ GRAMMARS = "grammars"
 #: Some end soon, some go on, some repeat themselves, which is what n-gram drafts foretell.
 GRAMMAR_CHOICES = (
     Grammar("regex", "[ab]{5}"), Grammar("regex", "x|y{5}z?"), Grammar("regex", "(north ){2,5}"),
+    Grammar("regex", "[é€]{2,4}"),  # bytes up to 226: bits of the first and of the last word of a mask
     Grammar("ebnf", 'root ::= "(" item ")"\nitem ::= [a-z] | "[" [0-9] "]"'),
     schema_grammar({"type": "array", "items": {"enum": [True, False]}}),
 )  # fmt: skip

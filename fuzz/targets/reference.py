@@ -57,7 +57,7 @@ class ReferenceTarget:
     name = "refrunner"
     features = frozenset(Feature)
     knobs: Mapping[str, Knob] = {
-        "poison": Knob((False, True), "fill dead memory with values that would show"),
+        "poison": Knob((False, True), "fill dead memory with values that would show", often=True),
         "pad_to": Knob((1, 4, 8), "pad the batch to a multiple, as captured graphs need"),
         "attention": Knob(("torch", "triton"), "the reference, or paged attention in Triton", often=True),
         "graph_mode": Knob(("eager", "piecewise", "full"), "how much of a step is replayed from graphs"),
@@ -73,7 +73,9 @@ class ReferenceTarget:
         ),
         "staged_writes": Knob(("copied", "in_place"), "writes copied to the device, or read in pinned memory"),
         "prefix_caching": Knob((False, True), "reuse the keys and values of equal prefixes"),
-        "zero_new_blocks": Knob((False, True), "fill a block with zeros before a request gets it"),
+        "zero_new_blocks": Knob(
+            (False, True), "fill a block with zeros before a request gets it", needs={"poison": (False,)}
+        ),
         "prompt_logprobs_chunk": Knob((1024, 3), "tokens of a prompt whose logits are in memory at once"),
         "force_sampler_stages": Knob((False, True), "run every stage of the sampler for every request"),
         "scheduling": Knob(("fcfs", "priority"), "who is served first"),

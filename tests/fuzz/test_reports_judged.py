@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+pytest.importorskip("llguidance")
+
 from mrv2.fuzz.case import run_case
 from mrv2.fuzz.feature_sets.runners import RecordingRunner
 from mrv2.fuzz.script import Arrive, Script
