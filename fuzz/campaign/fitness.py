@@ -20,8 +20,8 @@ COSTS: Mapping[Feature, str] = MappingProxyType(
         Feature.SNAPSHOT: "a wrong input is seen by the token that it changes, if it changes one, and not named",
         Feature.POISON: "nothing fills dead memory: what is read of a freed row or of padding may happen to be right",
         Feature.GRAMMARS: "no request has one: masks are not tried",
-        Feature.STREAMING_UPDATES: "no live request is replaced by one that goes on: its row and blocks are not tried then",
-        Feature.EMPTY_ADMISSION: "who enters is computed in the same step: writes of a step without tokens are not tried",
+        Feature.STREAMING_UPDATES: "no live request is replaced by one that goes on, with its row and blocks",
+        Feature.EMPTY_ADMISSION: "who enters is computed in the same step: no step without tokens has writes to apply",
         Feature.SAMPLER: "nothing for mrv2 fuzz; mrv2 audit cannot be asked about the sampler alone",
     }
 )
