@@ -2,10 +2,11 @@
 
 Usage: python -m mrv2.ci.gpu.fuzzing FILE [--cases N] [--seed N] [--fault NAME] [--seconds N]
 
-First comes one case that nobody drew: two plain requests, with the stream parked so often that whatever forgets to wait
-for it overtakes it. The others are drawn. FILE gets what was run and what was wrong as JSON. With ``--fault`` the
-target is the reference runner with a planted fault: something must be wrong, the first case that is so is the last, and
-the file says whether it was the directed one. The exit code is 0 if the outcome is the one that must be, else 1.
+First comes one case that nobody drew: two plain requests, fresh memory filled with poison, and the stream parked so
+often that whatever forgets to wait for it overtakes it. The others are drawn. FILE gets what was run and what was wrong
+as JSON. With ``--fault`` the target is the reference runner with a planted fault: something must be wrong, the first
+case that is so is the last, and the file says whether it was the directed one. The exit code is 0 if the outcome is the
+one that must be, else 1.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ CASES, RULES, SECONDS = 60, 20, 300.0
 MODELS = ("tiny", "tiny-sliding")
 #: More are counted, not kept.
 KEPT_FAILURES = 10
-#: Where the directed case parks the stream that is current: every few operations, through all of its steps.
-PARKED_AT = range(4, 600, 12)
+#: Where the directed case parks the stream that is current: so often, through all of its steps, that the device is
+#: behind although the recorder slows the host down.
+PARKED_AT = range(4, 1500, 3)
 DIRECTED = Script(
     (
         Arrive((1, 2, 3, 4, 5), SamplingParams(max_tokens=6)),
@@ -52,7 +54,7 @@ DIRECTED = Script(
     ),
     {
         "max_num_reqs": 3, "max_num_batched_tokens": 16, "max_model_len": 48, "block_size": 8, "num_kv_blocks": 15,
-        "attention": "triton",
+        "attention": "triton", "poison": True,
     },
     3,
     Schedule("late", 0, tuple(Decision(moment, None) for moment in PARKED_AT)),

@@ -63,7 +63,7 @@ def test_a_session_writes_what_it_ran(monkeypatch, tmp_path):
     assert fuzzing.main([str(path), "--cases", "3"]) == 0
     written = json.loads(path.read_text())
     assert written["verdict"] == "pass" and written["cases"] >= 1 and written["failures"] == []
-    assert written["the case that nobody drew"] == {"streams parked": 1, "wrong": False}
+    assert written["the case that nobody drew"] == {"streams parked": 2, "wrong": False}
     for fault in ("position_off_by_one", "download_does_not_wait"):
         assert fuzzing.main([str(path), "--cases", "3", "--fault", fault]) == 0, "a fault must be found"
         written = json.loads(path.read_text())
