@@ -83,7 +83,7 @@ class Round:
         preemptions: requests that lost their row.
         speculation: how drafts fared.
         prefixes: what the prefix cache saved.
-        taken: when the host had the output of each step, in ns.
+        taken: when the host had the output of each of them, in ns.
     """
 
     answers: Mapping[str, Answer]
@@ -106,8 +106,11 @@ class _Timed:
 
     def execute(self, step: Step) -> Handle:
         """See :class:`mrv2.refrunner.api.Runner`."""
-        self.steps += bool(step.scheduled)
-        return _TimedHandle(self._runner.execute(step), self.outputs, self._now)
+        handle = self._runner.execute(step)
+        if not step.scheduled:
+            return handle  # nothing is drawn, and the host has its output at once
+        self.steps += 1
+        return _TimedHandle(handle, self.outputs, self._now)
 
     def check_request(self, request: NewRequest) -> NewRequest:
         """See :class:`mrv2.refrunner.engine.CheckingRunner`."""

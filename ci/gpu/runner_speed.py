@@ -159,7 +159,11 @@ def on_device(side: Side, config: RunnerConfig, requests: Sequence[Asked]) -> di
     step = median(steady_microseconds(run().taken) for _ in range(REPEATS))
     return {
         "device, profiled": device.as_json(),
-        "device, not profiled": {"microseconds a step": step, "idle share": idle_share(device, step)},
+        "device, not profiled": {
+            "microseconds a step": step,
+            "busy share": device.busy / device.steps / step,
+            "idle share": idle_share(device, step),
+        },
     }
 
 
