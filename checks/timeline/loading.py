@@ -94,8 +94,8 @@ def load(path: Path) -> Timeline:
     timeline.work.sort(key=_order)
     timeline.calls.sort()
     timeline.ranges.sort(key=lambda one: (one.start, -one.end, one))
-    for rows in (timeline.work, timeline.calls, timeline.ranges):
-        timeline.num_twice += _drop_repeated(rows)
+    repeated = _drop_repeated(timeline.work), _drop_repeated(timeline.calls), _drop_repeated(timeline.ranges)
+    timeline.num_twice = sum(repeated)
     timeline.outer_calls = list(_outer(timeline.calls))
     return timeline
 

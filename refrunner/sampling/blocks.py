@@ -17,11 +17,11 @@ GPU_ROW_BLOCK = 4096
 # Of a program that draws, and holds several numbers per token; measured, see `ci/gpu/README.md`.
 GPU_DRAW_BLOCK = 2048
 GPU_DRAW_WARPS = 4
-GPU_LANE_GROUPS = 8
+GPU_LANE_GROUPS = 16
 GPU_SEARCH = 128
 # Programs of a batch up to so many rows, then two a row: few rows need no more than hide the time of a load, since
 # every program ends with exact scores; more rows need full multiprocessors.
-GPU_PROGRAMS = ((16, 264), (64, 408), (512, 512))
+GPU_PROGRAMS = ((16, 264), (32, 352), (64, 576), (384, 768))
 GPU_MOST_PARTS = 128
 MOST_LANES = 512
 
