@@ -66,8 +66,8 @@ def parts_of(device: torch.device, count: int, vocab_size: int) -> Parts:
     number = min(GPU_MOST_PARTS, max(2, programs // max(1, count)))
     each = -(-blocks // number)
     return Parts(
-        -(-blocks // each), GPU_MOST_PARTS, each, GPU_DRAW_BLOCK, GPU_LANE_GROUPS, GPU_SEARCH, GPU_DRAW_BLOCK // 4,
-        GPU_DRAW_WARPS,
+        -(-blocks // each), GPU_MOST_PARTS, each, GPU_DRAW_BLOCK, GPU_LANE_GROUPS, GPU_SEARCH,
+        min(GPU_DRAW_BLOCK // 4, power_of_two(-(-vocab_size // 4))), GPU_DRAW_WARPS,
     )  # fmt: skip
 
 
