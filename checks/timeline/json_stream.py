@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import re
 import zlib
 from collections.abc import Iterator
 from json import JSONDecodeError, JSONDecoder
@@ -12,8 +11,7 @@ from typing import Any
 
 from ..errors import CheckError
 
-#: A chunk is decoded at once, and what comes of it is ten times as large.
-CHUNK = 1 << 18
+CHUNK = 1 << 20
 #: No event and no other value of a trace is longer; what is, is no JSON at all.
 LONGEST = 16 << 20
 EVENTS = "traceEvents"
@@ -21,9 +19,6 @@ _GZIP = b"\x1f\x8b"
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 #: How much of a value that was cut off may be left over behind the place where it stops making sense: ``nul``, ``1e+``.
 _SCRAP = 8
-#: Where an event may end, and how many of these places are tried.
-_CUTS = 3
-_BETWEEN = re.compile(r"\}\s*,\s*\{")
 
 
 class EventStream:
@@ -92,32 +87,13 @@ class EventStream:
         """The bare array may end without its bracket, as writers that were stopped leave it: that is a cut."""
         text.skip()
         while text.peek() != "]":
-            for event in self._at_once(text) or (self._value(text),):
-                self.count += 1
-                if isinstance(event, dict):
-                    yield event
+            event = self._value(text)
+            self.count += 1
+            if isinstance(event, dict):
+                yield event
             if text.peek() == ",":
                 text.skip()
         text.skip()
-
-    def _at_once(self, text: _Text) -> list[Any]:
-        """The events that the window holds whole, which is several times as fast as one by one; or none.
-
-        The cut is behind an object that another one follows. Where that is within an event, what is before it is no
-        JSON, and one of the cuts before is tried.
-        """
-        cuts = [] if text.is_tried else [found.start() + 1 for found in _BETWEEN.finditer(text.buffer, text.position)]
-        text.is_tried = True
-        for cut in cuts[: -_CUTS - 1 : -1]:
-            told = f"[{text.buffer[text.position : cut]}]"
-            try:
-                events, end = self._decode(told, 0)
-            except (ValueError, RecursionError):
-                continue
-            if end == len(told):
-                text.position = cut
-                return list(events)
-        return []
 
     def _value(self, text: _Text) -> Any:
         """The next value, whatever it is.
@@ -177,13 +153,11 @@ class _Text:
         buffer: the window.
         position: where in it the next value begins.
         broken: why no more could be read although the file goes on, for people.
-        is_tried: whether what is in the window was tried at once.
     """
 
     def __init__(self, chunks: Iterator[bytes], path: Path) -> None:
         self.buffer, self.position = "", 0
         self.broken: str | None = None
-        self.is_tried = False
         self._before = 0
         self._chunks = chunks
         self._path = path
@@ -212,7 +186,6 @@ class _Text:
         self._before += self.position
         self.buffer = self.buffer[self.position :] + self._characters.decode(chunk, final=self._over)
         self.position = 0
-        self.is_tried = False
         return not self._over
 
     def peek(self, *, at_start: bool = False) -> str:

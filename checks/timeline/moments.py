@@ -35,9 +35,10 @@ class Moments:
         # By thread and number of the interval: each holds the few frames that it meets.
         self._frames: dict[tuple[Thread, int], list[Frame]] = defaultdict(list)
         kept = 0
-        for record in source.records() if self._asked else ():
-            if isinstance(record, Frame) and kept < MOST_FRAMES:
-                kept += self._keep(record)
+        for frame in source.frames() if self._asked else ():
+            if kept >= MOST_FRAMES:
+                break
+            kept += self._keep(frame)
         for frames in self._frames.values():
             frames.sort(key=lambda frame: (frame.start, -frame.end))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckError
-from .records import DeviceKind, DeviceWork, HostCall, HostRange, Record
+from .records import DeviceKind, DeviceWork, Frame, HostCall, HostRange, Record
 
 MAGIC = b"SQLite format 3\x00"
 KERNELS, COPIES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -68,6 +68,10 @@ class NsightSource:
                 "tables that cannot be read may hold what would change the answer",
                 "the file anew: nsys export --type sqlite REPORT.nsys-rep",
             ) from error
+
+    def frames(self) -> Iterator[Frame]:
+        """None: an export has call stacks of its own."""
+        return iter(())
 
 
 class _Export:

@@ -108,6 +108,10 @@ class Source(Protocol):
         """All records, in the order of the file, none kept."""
         ...
 
+    def frames(self) -> Iterator[Frame]:
+        """The frames among them, from a reading of their own."""
+        ...
+
 
 class WaitFor(StrEnum):
     """What a call of the runtime makes the host wait for."""
