@@ -115,12 +115,15 @@ class LogitsFault:
         first_nan: lowest token id among them; None if there are none.
         exhausted: every token was minus infinity or forbidden; the token drawn is id 0.
         index: which of the step's tokens of the request it was.
+        infinite: none was NaN, but the log-probability is, or the logit drawn is plus infinity: one of the model's
+            logits is, or became so when it was divided by the temperature.
     """
 
     nan_count: int
     first_nan: int | None
     exhausted: bool
     index: int = 0
+    infinite: bool = False
 
 
 @dataclass(frozen=True)

@@ -75,14 +75,15 @@ class AsyncOutput:
         """What the copies hold."""
         drawn = self._copies[0].numpy()
         logprobs, results = drawn[LOGPROB].view(np.float32), drawn[:LOGPROB]
-        faulty = bool(results[NAN_COUNT].any() or results[EXHAUSTED].any())
+        infinite = np.isnan(logprobs) | np.isposinf(logprobs)
+        faulty = bool(results[NAN_COUNT].any() or results[EXHAUSTED].any() or infinite.any())
         rows = self._rows() if self._num_counts or faulty or len(self._copies) > 1 else {}
         return StepOutput(
             token_ids=self._of_requests(results[TOKEN], rows),
             logprobs=self._of_requests(logprobs, rows),
             top_logprobs=self._top_logprobs(rows),
             prompt_logprobs={report.request_id: report.entries() for report in self._prompts},
-            faults=_faults(rows, *results[NAN_COUNT:].tolist()) if faulty else {},
+            faults=_faults(rows, *results[NAN_COUNT:].tolist(), infinite.tolist()) if faulty else {},
             drafts=self._proposals(),
         )
 
@@ -129,16 +130,24 @@ class EmptyOutput:
 
 
 def _faults(
-    rows: dict[str, tuple[int, int]], nan_counts: list[int], first_nans: list[int], exhausted: list[int]
+    rows: dict[str, tuple[int, int]],
+    nan_counts: list[int],
+    first_nans: list[int],
+    exhausted: list[int],
+    infinite: list[bool],
 ) -> dict[str, tuple[LogitsFault, ...]]:
     faults: dict[str, tuple[LogitsFault, ...]] = {}
     for name, (begin, end) in rows.items():
         of_request = tuple(
             LogitsFault(
-                nan_counts[row], first_nans[row] if nan_counts[row] else None, bool(exhausted[row]), row - begin
+                nan_counts[row],
+                first_nans[row] if nan_counts[row] else None,
+                bool(exhausted[row]),
+                row - begin,
+                infinite[row] and not (nan_counts[row] or exhausted[row]),
             )
             for row in range(begin, end)
-            if nan_counts[row] or exhausted[row]
+            if nan_counts[row] or exhausted[row] or infinite[row]
         )
         if of_request:
             faults[name] = of_request

@@ -42,7 +42,7 @@ class Completion:
         seed: seed of the request's noise, also when it was drawn here; None for greedy requests without one.
         top_logprobs: more on each token, if ``SamplingParams.logprobs`` or ``logprob_token_ids`` asks for it.
         prompt_logprobs: on each token of the prompt, None for the first; None without ``prompt_logprobs``.
-        faults: by index of the token, where the model's logits were NaN or left nothing to draw from.
+        faults: by index of the token, where the model's logits were NaN, infinite, or left nothing to draw from.
         error: why it ended, with ``"error"``; nobody raises it.
     """
 
