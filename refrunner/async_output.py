@@ -83,7 +83,7 @@ class AsyncOutput:
             logprobs=self._of_requests(logprobs, rows),
             top_logprobs=self._top_logprobs(rows),
             prompt_logprobs={report.request_id: report.entries() for report in self._prompts},
-            faults=_faults(rows, *results[NAN_COUNT:].tolist(), infinite.tolist()) if faulty else {},
+            faults=_faults(rows, results, infinite) if faulty else {},
             drafts=self._proposals(),
         )
 
@@ -130,12 +130,9 @@ class EmptyOutput:
 
 
 def _faults(
-    rows: dict[str, tuple[int, int]],
-    nan_counts: list[int],
-    first_nans: list[int],
-    exhausted: list[int],
-    infinite: list[bool],
+    rows: dict[str, tuple[int, int]], results: NDArray[np.int32], infinite: NDArray[np.bool_]
 ) -> dict[str, tuple[LogitsFault, ...]]:
+    nan_counts, first_nans, exhausted = results[NAN_COUNT:].tolist()
     faults: dict[str, tuple[LogitsFault, ...]] = {}
     for name, (begin, end) in rows.items():
         of_request = tuple(
@@ -144,7 +141,7 @@ def _faults(
                 first_nans[row] if nan_counts[row] else None,
                 bool(exhausted[row]),
                 row - begin,
-                infinite[row] and not (nan_counts[row] or exhausted[row]),
+                bool(infinite[row]) and not (nan_counts[row] or exhausted[row]),
             )
             for row in range(begin, end)
             if nan_counts[row] or exhausted[row] or infinite[row]
