@@ -321,7 +321,9 @@ def _malformed(report: TokenLogprobs, vocab_size: int, num_fixed: int) -> str:
 
 
 def _rank_faults(row: _Row, token: int, rank: int) -> Iterator[str]:
-    """A token whose distance is within the errors may count as larger or not."""
+    """A token whose distance is within the errors may count as larger or not; that an impossible one came is told."""
+    if row.values[token] == -np.inf:
+        return
     distance, slack = row.values - row.values[token], row.errors + row.errors[token]
     least, most = int((distance > slack).sum()), int((distance >= -slack).sum()) - 1
     if not least <= rank - 1 <= most:

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("llguidance")
 
 from mrv2.fuzz.case import run_case
+from mrv2.fuzz.feature_sets.judge import _rank_faults, _Row
 from mrv2.fuzz.feature_sets.runners import RecordingRunner
 from mrv2.fuzz.script import Arrive, Script
 from mrv2.fuzz.targets.reference import ReferenceTarget
@@ -85,6 +86,11 @@ class TestUnderGrammars:
     )
     def test_wrong_ones_do_not(self, change, said):
         assert any(said in text for text in _failures(change))
+
+
+def test_the_rank_of_a_token_that_its_grammar_forbids_is_nobodys_business():
+    row = _Row(np.array([0.0, -np.inf, -1.0]), np.zeros(3))
+    assert list(_rank_faults(row, 1, 7)) == [] and len(list(_rank_faults(row, 2, 7))) == 1
 
 
 @pytest.mark.parametrize(
