@@ -256,9 +256,8 @@ class Scheduler:
                 continue  # it has ended meanwhile: aborted, or stopped by an earlier token
             if drafts:
                 self._correct(request, drafts, drafts + 1 - len(output.token_ids[name]))
-            if (
-                only_tokens and not request.sampling.stop_token_ids
-            ):  # as nearly always: nothing can end it but its length
+            # As nearly always, tokens are all that came, and nothing but its length can end the request.
+            if only_tokens and not request.sampling.stop_token_ids:
                 request.token_ids.extend(output.token_ids[name])
                 request.logprobs.extend(output.logprobs[name])
                 if not request.in_flight and len(request.token_ids) >= request.longest:
