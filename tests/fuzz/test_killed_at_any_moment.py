@@ -27,7 +27,7 @@ from mrv2.fuzz.targets.reference import ReferenceTarget
 
 CALLS = ("fsync", "replace", "rename", "unlink", "mkdir")
 KINDS = (Skip, Preempt)
-MOMENTS = 150 if os.environ.get("MRV2_LONG") else 4
+MOMENTS = 60 if os.environ.get("MRV2_LONG") else 4
 TARGET = ReferenceTarget()
 SCRIPT = Script((Arrive((1,)),), {"max_num_reqs": 2})
 
