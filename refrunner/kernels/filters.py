@@ -24,8 +24,8 @@ from .logits_processing import (
     TOP_P,
     source_of,
 )
-from .nucleus import COLUMNS, FOUND, LINE, LISTED, LISTED_MASS, MASSES, OPEN, target_of, threshold_of_mass
-from .order import LOWEST, as_logit, divided, kth_of_tile, ordered, weight_of
+from .nucleus import COLUMNS, FOUND, LINE, LISTED, LISTED_MASS, MASSES, OPEN, target_of
+from .order import LOWEST, as_logit, divided, kth_of_tile, ordered, threshold_of_tile, weight_of
 
 _STEPS = tl.constexpr(4)
 _ABOVE_ALL = tl.constexpr(2147483648)
@@ -90,17 +90,17 @@ def kth_largest(logits_ptr, divisor, size, floor, count, BLOCK: tl.constexpr) ->
 
 
 @kernel
-def top_p_of_list(keys, keys_ptr, found, equal, line, floor, largest, share, BLOCK: tl.constexpr) -> tl.tensor:
+def top_p_of_list(keys, equal, line, floor, largest, share) -> tl.tensor:
     """Threshold of top-p where all that is left is on a list, or on its line."""
-    mass = tl.sum(tl.where(keys >= floor, weight_of(as_logit(keys), largest), 0), 0)
+    weights = tl.where(keys >= floor, weight_of(as_logit(keys), largest), 0)
+    mass = tl.sum(weights, 0)
     whole = mass
     if line >= floor:
         whole += equal * weight_of(as_logit(line), largest)
     target = target_of(whole, share)
     threshold = floor
     if mass >= target:
-        low, top = tl.maximum(line + 1, floor), ordered(largest)
-        threshold = threshold_of_mass(keys_ptr, 1.0, found, floor, largest, low, top, mass, target, True, BLOCK)
+        threshold = threshold_of_tile(keys, weights, tl.maximum(line + 1, floor), ordered(largest), target)
     return threshold
 
 
@@ -177,9 +177,7 @@ def find_thresholds(
             threshold = tl.maximum(threshold, kth)
         if (stages & TOP_P) != 0:
             if by_groups & (found <= LIST):
-                threshold = top_p_of_list(
-                    keys, list_ptr, found, equal, line, threshold, largest, share, LIST
-                )  # fmt: skip
+                threshold = top_p_of_list(keys, equal, line, threshold, largest, share)
             else:
                 if found > LIST:  # an empty list is right, too
                     line, found = tl.max(maxima, 0), found * 0

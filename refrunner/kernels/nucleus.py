@@ -16,12 +16,13 @@ import triton.language as tl
 
 from .launch import kernel
 from .logits_processing import COLUMN_TOP_P, REALS, source_of
-from .order import LOWEST, as_logit, divided, ordered, weight_of
+from .order import LOWEST, as_logit, divided, ordered, threshold_of_tile, weight_of
 
 _SPAN = tl.constexpr(27.75)  # exp(-27.75) is below 2**-40: a token so far below the largest weighs nothing
 _UNIT = tl.constexpr(9.094947017729282e-13)  # 2**-40
 _ERRORS = tl.constexpr(4.5)  # standard errors of a sample that are allowed for
 _STEPS = tl.constexpr(12)
+_ROUGH_STEPS = tl.constexpr(8)  # of the crossing that the error is reckoned at
 _MARGIN = tl.constexpr(32)  # shares of an interval, of which one is searched on either side of a guess
 
 # Columns of `state`, int32 [N, COLUMNS]. Integers are those of `ordered`.
@@ -50,24 +51,17 @@ def target_of(total, share) -> tl.tensor:
 
 @kernel
 def masses_from(
-    values_ptr, divisor, size, floor, largest, low, middle, high, KEYS: tl.constexpr, BLOCK: tl.constexpr
+    logits_ptr, divisor, size, floor, largest, low, middle, high, BLOCK: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Mass of what reaches each of three integers, and ``floor``: int64.
-
-    Values are logits, which are divided first, or integers with KEYS.
-    """
+    """Mass of the logits of a row, divided first, that reach each of three integers, and ``floor``: int64."""
     low_mass = tl.zeros([BLOCK], tl.int64)
     middle_mass = tl.zeros([BLOCK], tl.int64)
     high_mass = tl.zeros([BLOCK], tl.int64)
     for start in range(0, size, BLOCK):
         place = start + tl.arange(0, BLOCK)
-        if KEYS:
-            key = tl.load(values_ptr + place, mask=place < size, other=LOWEST)
-            logit = as_logit(key)
-        else:
-            logit = divided(tl.load(values_ptr + place, mask=place < size, other=float("-inf")), divisor)
-            logit = tl.where(logit == logit, logit, float("-inf"))
-            key = ordered(logit)
+        logit = divided(tl.load(logits_ptr + place, mask=place < size, other=float("-inf")), divisor)
+        logit = tl.where(logit == logit, logit, float("-inf"))
+        key = ordered(logit)
         weight = tl.where((place < size) & (key >= floor), weight_of(logit, largest), 0)
         low_mass += tl.where(key >= low, weight, 0)
         middle_mass += tl.where(key >= middle, weight, 0)
@@ -76,18 +70,14 @@ def masses_from(
 
 
 @kernel
-def threshold_of_mass(
-    values_ptr, divisor, size, floor, largest, low, high, mass, target, KEYS: tl.constexpr, BLOCK: tl.constexpr
-) -> tl.tensor:
-    """Largest integer from which on values, or integers with KEYS, weigh ``target`` or more; see `masses_from`.
+def threshold_of_mass(logits_ptr, divisor, size, floor, largest, mass, target, BLOCK: tl.constexpr) -> tl.tensor:
+    """Largest integer from which on the logits of a row, divided first, weigh ``target`` or more.
 
     Args:
         floor: smaller ones count for nothing.
-        low: from it on they weigh enough.
-        high: there is none above.
-        mass: of those from ``low`` on.
+        mass: of those from it on, which is enough.
     """
-    first, last = low.to(tl.int64), high.to(tl.int64)
+    first, last = floor.to(tl.int64), ordered(largest).to(tl.int64)
     beyond = tl.full([], 0, tl.int64)
     while first < last:
         # The middle, which halves what is left, and two that enclose a guess, which leave less if masses grow evenly.
@@ -98,7 +88,7 @@ def threshold_of_mass(
         lower = tl.minimum(tl.maximum(guess - margin, first + 1), last)
         upper = tl.minimum(tl.maximum(guess + margin + 1, first + 1), last)
         lower_mass, middle_mass, upper_mass = masses_from(
-            values_ptr, divisor, size, floor, largest, lower, middle, upper, KEYS, BLOCK
+            logits_ptr, divisor, size, floor, largest, lower, middle, upper, BLOCK
         )
         first, last, mass, beyond = narrowed(first, last, mass, beyond, middle, middle_mass, target)
         first, last, mass, beyond = narrowed(first, last, mass, beyond, lower, lower_mass, target)
@@ -122,12 +112,12 @@ def narrowed(
 
 
 @kernel
-def crossing(logit, weight, low, high, target) -> tuple[tl.tensor, tl.tensor]:
+def crossing(logit, weight, low, high, target, STEPS: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Two numbers close together: from the first on, but not from the second, a sample weighs ``target``.
 
     From ``low`` on it must, and from above ``high`` on it does not.
     """
-    for _step in range(_STEPS):
+    for _step in range(STEPS):
         middle = 0.5 * low + 0.5 * high
         enough = tl.sum(tl.where(logit >= middle, weight, 0.0), 0) >= target
         low = tl.where(enough, middle, low)
@@ -175,13 +165,13 @@ def ask_by_sample(
     listed = tl.load(mass_ptr + index * MASSES + LISTED_MASS).to(tl.float32) * _UNIT
     wanted = share * (listed + tl.sum(weight, 0)) - listed
     lowest = tl.maximum(cut, largest - _SPAN)
-    low, high = crossing(logit, weight, lowest, line, wanted)
+    low, high = crossing(logit, weight, lowest, line, wanted, _ROUGH_STEPS)
     # Variance of the mass above the crossing less its share of the whole, by runs; and what a few unseen tokens weigh.
     error = tl.sum(tl.reshape(weight * (tl.where(logit >= low, 1.0, 0.0) - share), [SAMPLE // RUN, RUN]), 1)
     heaviest = 2.0 * factor * tl.where(line == largest, 1.0, tl.exp(line - largest))
     error = _ERRORS * tl.sqrt(tl.sum(error * error, 0) + heaviest * heaviest)
-    _low, above = crossing(logit, weight, low, line, wanted - error)
-    below, _high = crossing(logit, weight, lowest, high, wanted + error)
+    _low, above = crossing(logit, weight, low, line, wanted - error, _STEPS)
+    below, _high = crossing(logit, weight, lowest, high, wanted + error, _STEPS)
     tl.store(state_ptr + HIGH, ordered(tl.where(wanted > error, above, line)))
     tl.store(state_ptr + LOW, ordered(tl.where(wanted + error < tl.sum(weight, 0), tl.maximum(below, cut), cut)))
 
@@ -198,7 +188,7 @@ def weigh_rows(
     numbers_ptr,  # [R, NUMBERS] int32
     reals_ptr,  # [R, REALS] float32
     mass_ptr,  # [N, MASSES] int64, in and out
-    keys_ptr,  # [N, SLOTS] int32, out: integers of the tokens in question, in any order
+    keys_ptr,  # [N, SLOTS] int32, out: integers of the tokens in question, in any order; not all if there is no room
     vocab_size,
     part_blocks,
     SLOTS: tl.constexpr,
@@ -218,6 +208,7 @@ def weigh_rows(
     low, high = as_logit(tl.load(state_ptr + LOW)), as_logit(tl.load(state_ptr + HIGH))
     above = tl.zeros([BLOCK], tl.int64)
     whole = tl.zeros([BLOCK], tl.int64)
+    asked = tl.zeros([BLOCK], tl.int32)
     for start in range(begin, end, BLOCK):
         token = start + tl.arange(0, BLOCK)
         logit = divided(tl.load(source_ptr + token, mask=token < end, other=float("nan")), divisor)
@@ -226,14 +217,31 @@ def weigh_rows(
         weight = tl.where(kept, weight_of(logit, largest), 0)
         whole += weight
         above += tl.where(logit > high, weight, 0)
-        chosen = (kept & (logit >= low) & (logit <= high)).to(tl.int32)
-        number = tl.sum(chosen, 0)
-        if number > 0:
-            place = tl.atomic_add(state_ptr + FOUND, number) + tl.cumsum(chosen, 0) - 1
-            tl.store(keys_ptr + index * SLOTS + place, ordered(logit), mask=(chosen != 0) & (place < SLOTS))
+        asked += (kept & (logit >= low) & (logit <= high)).to(tl.int32)
+    # Room is asked for once, and not in each block: another look at the part takes less than that many answers.
+    number = tl.sum(asked, 0)
+    first = tl.full([], 0, tl.int32)
+    if number > 0:
+        first = tl.atomic_add(state_ptr + FOUND, number)
+    for start in range(begin, tl.where(first + number > SLOTS, begin, end), BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        logit = divided(tl.load(source_ptr + token, mask=token < end, other=float("nan")), divisor)
+        chosen = ((logit >= cut) & (logit >= low) & (logit <= high)).to(tl.int32)
+        place = first + tl.cumsum(chosen, 0) - 1
+        tl.store(keys_ptr + index * SLOTS + place, ordered(logit), mask=chosen != 0)
+        first += tl.sum(chosen, 0)
     mass_ptr += index * MASSES
     tl.atomic_add(mass_ptr + ABOVE_MASS, tl.sum(above, 0))
     tl.atomic_add(mass_ptr + WHOLE_MASS, tl.sum(whole, 0))
+
+
+@kernel
+def load_list(keys_ptr, number, floor, largest, SIZE: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Listed integers, and their weights, 0 below ``floor``."""
+    place = tl.arange(0, SIZE)
+    keys = tl.load(keys_ptr + place, mask=place < number, other=LOWEST)
+    weights = tl.where((place < number) & (keys >= floor), weight_of(as_logit(keys), largest), 0)
+    return keys, weights
 
 
 @kernel
@@ -267,30 +275,27 @@ def settle_nucleus(
     if target > whole:
         return
     floor, largest = tl.load(threshold_ptr + index), tl.load(largest_ptr + index)
-    top, line = ordered(largest), tl.load(state_ptr + LINE)
     found, low, high = tl.load(state_ptr + FOUND), tl.load(state_ptr + LOW), tl.load(state_ptr + HIGH)
     listed, missing = tl.load(mass_ptr + LISTED_MASS), target - tl.load(mass_ptr + ABOVE_MASS)
-    keys_ptr += index * SLOTS
     source_ptr, divisor = source_of(
         logits_ptr, logits_stride, processed_ptr, rows_ptr, numbers_ptr, reals_ptr, index, vocab_size
     )
-    asked = tl.full([], 0, tl.int64)
-    if (listed < target) & (missing > 0):
-        if low == high:
-            asked = found * weight_of(as_logit(low), largest)
-        elif found <= SLOTS:
-            asked, _middle, _high = masses_from(keys_ptr, 1.0, found, floor, largest, low, low, low, True, BLOCK)
+    settled = tl.full([], False, tl.int1)
+    threshold = floor
     if listed >= target:
-        number = tl.load(state_ptr + LISTED)
-        threshold = threshold_of_mass(
-            list_ptr + index * LIST, 1.0, number, floor, largest, tl.maximum(line + 1, floor), top, listed, target,
-            True, BLOCK,
-        )  # fmt: skip
-    elif (missing > 0) & (asked >= missing):
-        # One integer is no interval, so nothing is read of a list of it, which may have had no room.
-        threshold = threshold_of_mass(keys_ptr, 1.0, found, floor, largest, low, high, asked, missing, True, BLOCK)
-    else:
-        threshold = threshold_of_mass(
-            source_ptr, divisor, vocab_size, floor, largest, floor, top, whole, target, False, BLOCK
-        )
+        line, number = tl.load(state_ptr + LINE), tl.load(state_ptr + LISTED)
+        keys, weights = load_list(list_ptr + index * LIST, number, floor, largest, LIST)
+        threshold = threshold_of_tile(keys, weights, tl.maximum(line + 1, floor), ordered(largest), target)
+        settled = listed >= target
+    elif missing > 0:
+        if low == high:  # however many there are
+            settled = found * weight_of(as_logit(low), largest) >= missing
+            threshold = low
+        elif found <= SLOTS:
+            keys, weights = load_list(keys_ptr + index * SLOTS, found, floor, largest, SLOTS)
+            settled = tl.sum(weights, 0) >= missing
+            if settled:
+                threshold = threshold_of_tile(keys, weights, low, high, missing)
+    if settled == 0:
+        threshold = threshold_of_mass(source_ptr, divisor, vocab_size, floor, largest, whole, target, BLOCK)
     tl.store(threshold_ptr + index, tl.maximum(floor, threshold))

@@ -53,3 +53,17 @@ def kth_of_tile(keys, low, count) -> tl.tensor:
         low = tl.where(enough, candidate, low)
         high = tl.where(enough, high, candidate - 1)
     return low
+
+
+@kernel
+def threshold_of_tile(keys, weights, low, high, target) -> tl.tensor:
+    """Largest integer from which on those in registers weigh ``target``.
+
+    From ``low`` on they must, and none may be above ``high``.
+    """
+    while low < high:
+        candidate = middle(low, high)
+        enough = tl.sum(tl.where(keys >= candidate, weights, 0), 0) >= target
+        low = tl.where(enough, candidate, low)
+        high = tl.where(enough, high, candidate - 1)
+    return low

@@ -112,7 +112,7 @@ class Grouping:
 def grouping_of(device: torch.device, vocab_size: int) -> Grouping:
     """On the CPU such that small vocabularies, too, have more groups than one and can do without room."""
     if device.type != "cpu":
-        return Grouping(128, 8, 512, 128, 2048, 4)
+        return Grouping(128, 16, 512, 64, 2048, 4)
     group = max(1, min(128, block_of(device, vocab_size) // 16))
     return Grouping(group, 4, 8, 4, 16, 4) if vocab_size < 1024 else Grouping(group, 16, 512, 128, 2048, 4)
 
@@ -125,12 +125,12 @@ class Search:
         sample: tokens that stand for the row, a power of two.
         run: neighbours among them, which come from memory together.
         sample_warps: of a program that judges a sample.
-        slots: tokens in question that there is room for.
+        slots: tokens in question that there is room for, a power of two.
         parts: of a row, in the pass over all of it, a program each.
         part_blocks: blocks of each part.
         block: tokens, a power of two.
         warps: of a program.
-        settle_block: tokens in question that a program looks at at a time, a power of two.
+        settle_block: tokens of a row that a program looks at at a time where no sample helped, a power of two.
         settle_warps: of that program.
     """
 
@@ -147,14 +147,15 @@ class Search:
 
 
 def search_of(device: torch.device, count: int, vocab_size: int) -> Search:
-    """On a GPU about as many programs as it holds at once, or two a row; on the CPU two."""
+    """On a GPU about a thousand programs, or eight a row, whose parts stay in the cache; on the CPU two of most vocabularies."""
     if device.type == "cpu":
         block = block_of(device, vocab_size)
-        return Search(32 if vocab_size < 1024 else 4096, 2, 4, 32 if vocab_size < 1024 else 4096, 2, 1, block, 4, 64, 4)
+        few = 32 if vocab_size < 1024 else 4096
+        return Search(few, 2, 4, few, -(-vocab_size // block), 1, block, 4, 64, 4)
     blocks = -(-vocab_size // 1024)
-    number = min(blocks, max(2, 1024 // max(1, count)))
+    number = min(blocks, max(8, 1024 // max(1, count)))
     each = -(-blocks // number)
-    return Search(16384, 8, 16, 16384, -(-blocks // each), each, 1024, 4, 2048, 8)
+    return Search(16384, 8, 16, 16384, -(-blocks // each), each, 1024, 4, 4096, 16)
 
 
 @dataclass(frozen=True)

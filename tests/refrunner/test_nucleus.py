@@ -75,7 +75,9 @@ def rows():
     yield "zeros of both signs", np.where(normal > 0, 0.0, -0.0).astype(np.float32)
     yield "mostly minus infinity", np.where(normal > 2, normal, -np.inf).astype(np.float32)
     yield "nothing", np.full(V, -np.inf, dtype=np.float32)
-    yield "unseen", np.where(np.arange(V) % 11 < 9, normal, normal + 3).astype(np.float32)
+    sampled = np.isin(np.arange(V) // 2, np.arange(64) * (V // 2) // 64)  # by the "one likely" of ROOMS
+    yield "likely ones unseen", (np.where(sampled, -0.5, -0.1) + 0.01 * normal).astype(np.float32)
+    yield "unlikely ones unseen", (np.where(sampled, -0.1, -0.5) + 0.01 * normal).astype(np.float32)
     infinite = normal.copy()
     infinite[7], infinite[::3] = np.inf, -np.inf
     yield "infinite", infinite
@@ -158,7 +160,8 @@ FAULTS = {
     "what is above ends too low": ("one likely", NUCLEUS, "where(logit > high", "where(logit >= high"),
     "equals of the k-th weigh nothing": ("ample", FINDING, "whole += equal *", "whole += 0 *"),
     "the k-th of the list is one too low": ("ample", FINDING, "kth_of_tile(keys, line + 1, count)", "line"),
-    "the sample is believed": ("a sample of two", NUCLEUS, "(missing > 0) & (asked >= missing)", "found > 0"),
+    "a sample without the likely is believed": ("one likely", NUCLEUS, "elif missing > 0:", "else:"),
+    "a sample of the likely is believed": ("one likely", NUCLEUS, "tl.sum(weights, 0) >= missing", "found > 0"),
     "a full list is believed": ("no slots", NUCLEUS, "elif found <= SLOTS", "else"),
 }
 
