@@ -105,6 +105,34 @@ def top_p_of_list(keys, equal, line, floor, largest, share) -> tl.tensor:
 
 
 @kernel
+def list_likely(
+    source_ptr, divisor, maxima, groups_ptr, list_ptr, num_groups, size, count, LIST: tl.constexpr, TILE: tl.constexpr,
+    GROUP: tl.constexpr, GROUPS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """A line that ``count`` logits reach; the integers above it, if there is room; how many; and how many on it."""
+    line = line_of(maxima, num_groups, count, GROUPS)
+    number = list_groups(maxima, groups_ptr, num_groups, line, GROUPS)
+    found, equal = list_above(source_ptr, divisor, groups_ptr, number, list_ptr, size, line, LIST, TILE, GROUP)
+    place = tl.arange(0, LIST)
+    return line, tl.load(list_ptr + place, mask=place < found, other=LOWEST), found, equal
+
+
+@kernel
+def leave_open(state_ptr, mass_ptr, keys, found, line, threshold, largest, LIST: tl.constexpr) -> None:
+    """Leave top-p of a row to the kernels of `nucleus`, with the list as far as there was room."""
+    if found > LIST:  # an empty list is right, too
+        line, found = ordered(largest), found * 0
+    listed = (keys > line) & (keys >= threshold)
+    mass = tl.sum(tl.where(listed, weight_of(as_logit(keys), largest), 0), 0)
+    column = tl.arange(0, MASSES)
+    tl.store(mass_ptr + column, tl.where(column == LISTED_MASS, mass, 0))
+    tl.store(state_ptr + OPEN, 1)
+    tl.store(state_ptr + LISTED, found)
+    tl.store(state_ptr + LINE, line)
+    tl.store(state_ptr + FOUND, 0)
+
+
+@kernel
 def find_thresholds(
     logits_ptr,  # [N, V] float32
     logits_stride,
@@ -161,13 +189,9 @@ def find_thresholds(
             kth = kth_largest(source_ptr, divisor, vocab_size, LOWEST, wanted, BLOCK).to(tl.int32)
             threshold = tl.maximum(threshold, kth)
     if by_groups | ((stages & TOP_P) != 0):
-        line = line_of(maxima, num_groups, count, GROUPS)
-        number = list_groups(maxima, groups_ptr, num_groups, line, GROUPS)
-        found, equal = list_above(
-            source_ptr, divisor, groups_ptr, number, list_ptr, vocab_size, line, LIST, TILE, GROUP
+        line, keys, found, equal = list_likely(
+            source_ptr, divisor, maxima, groups_ptr, list_ptr, num_groups, vocab_size, count, LIST, TILE, GROUP, GROUPS
         )
-        place = tl.arange(0, LIST)
-        keys = tl.load(list_ptr + place, mask=place < found, other=LOWEST)
         if by_groups:
             kth = line
             if found > LIST:
@@ -175,21 +199,9 @@ def find_thresholds(
             elif found >= count:
                 kth = kth_of_tile(keys, line + 1, count)
             threshold = tl.maximum(threshold, kth)
-        if (stages & TOP_P) != 0:
-            if by_groups & (found <= LIST):
-                threshold = top_p_of_list(keys, equal, line, threshold, largest, share)
-            else:
-                if found > LIST:  # an empty list is right, too
-                    line, found = tl.max(maxima, 0), found * 0
-                listed = (keys > line) & (keys >= threshold)
-                mass = tl.sum(tl.where(listed, weight_of(as_logit(keys), largest), 0), 0)
-                tl.store(
-                    mass_ptr + index * MASSES + tl.arange(0, MASSES),
-                    tl.where(tl.arange(0, MASSES) == LISTED_MASS, mass, 0),
-                )
-                tl.store(largest_ptr + index, largest)
-                tl.store(state_ptr + OPEN, 1)
-                tl.store(state_ptr + LISTED, found)
-                tl.store(state_ptr + LINE, line)
-                tl.store(state_ptr + FOUND, 0)
+        if ((stages & TOP_P) != 0) & by_groups & (found <= LIST):
+            threshold = top_p_of_list(keys, equal, line, threshold, largest, share)
+        elif (stages & TOP_P) != 0:
+            tl.store(largest_ptr + index, largest)
+            leave_open(state_ptr, mass_ptr + index * MASSES, keys, found, line, threshold, largest, LIST)
     tl.store(threshold_ptr + index, threshold)
