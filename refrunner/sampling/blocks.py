@@ -147,7 +147,7 @@ class Search:
 
 
 def search_of(device: torch.device, count: int, vocab_size: int) -> Search:
-    """On a GPU about a thousand programs, or eight a row, whose parts stay in the cache; on the CPU two of most vocabularies."""
+    """On a GPU about a thousand programs, or eight a row, whose parts stay in the cache; on the CPU mostly two."""
     if device.type == "cpu":
         block = block_of(device, vocab_size)
         few = 32 if vocab_size < 1024 else 4096
