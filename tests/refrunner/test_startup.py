@@ -170,14 +170,15 @@ def test_the_log_says_what_runs(caplog):
 
 
 def test_as_many_blocks_as_fit():
-    """Twice: one more MiB holds 256 more blocks of 4 KiB; and it all stays within its share."""
+    """Twice: one more MiB holds 256 more blocks of 4 KiB; no three more would fit, with what the trial has taken."""
     counts = []
     for size in (2**20, 2**21):
         with virtual_device():
             runner = build(**TRITON, memory_fraction=size / torch.cuda.mem_get_info()[1])._runner
             counts.append(runner.config.num_kv_blocks)
             assert runner._attention.cache.shape[2] == counts[-1] * 8
-            assert size * 0.8 < torch.cuda.memory_allocated() <= size
+            free, total = torch.cuda.mem_get_info()
+            assert size - 3 * 4096 < total - free <= size
     assert counts[1] - counts[0] == 256
 
 
