@@ -76,7 +76,7 @@ class RunnerConfig:
         speculation: ``"none"``, or who proposes drafts of the next tokens, which the model verifies all at once:
             ``"ngram"``, what followed the latest tokens when they last occurred in the request; ``"draft"``, a model of
             its own; or ``"eagle"``, a head on the target's hidden states.
-        num_drafts: drafts for each request and step, 1024 at most; only with speculation.
+        num_drafts: drafts for each request and step, 1024 at most; without speculation only the default is taken.
         verification: ``"equal"``, drafts are the likeliest tokens, and accepted if the target draws the same; or drafts
             are drawn with the request's temperature and accepted by rejection sampling, ``"token"``, one by one, or
             ``"block"``, together, which accepts more. Another than ``"equal"`` only with speculation.
@@ -306,6 +306,13 @@ class RunnerConfig:
                 "a way to verify drafts comes with drafts",
                 "without them nothing is verified, and the setting would be ignored",
                 "speculation='draft' or 'eagle', or verification='equal'",
+            )
+        if self.num_drafts != type(self).num_drafts and self.speculation == "none":
+            raise ConfigurationError(
+                f"RunnerConfig.num_drafts={self.num_drafts} with speculation='none'",
+                "a number of drafts comes with somebody who proposes them",
+                "without drafts the number would be ignored",
+                "speculation='ngram', 'draft' or 'eagle', or no num_drafts",
             )
 
     def _check_pool(self) -> None:

@@ -39,6 +39,7 @@ def test_sizes_are_whole_and_positive(name, value):
         ({"dtype": "float64"}, "dtype='float64'"),
         ({"dtype": torch.float32}, "dtype=torch.float32"),
         ({"num_drafts": 1025}, "num_drafts=1025"),
+        ({"num_drafts": 2}, "num_drafts=2 with speculation='none'"),
         ({"num_drafts": 2**31, "speculation": "ngram"}, "num_drafts=2147483648"),
         ({"device": "tpu"}, "device='tpu'"),
         ({"device": "meta"}, "device='meta'"),
