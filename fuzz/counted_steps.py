@@ -14,7 +14,7 @@ from mrv2.checks.errors import CheckError
 from mrv2.checks.timeline.step_counts import StepCounter, StepCounts
 from mrv2.checks.virtual import virtual_device
 from mrv2.fuzz.programs import RunnerProgram
-from mrv2.fuzz.targets.protocols import RunnerTarget
+from mrv2.fuzz.targets.protocols import Feature, RunnerTarget
 from mrv2.fuzz.workload import Workload, WorkloadRequest
 from mrv2.refrunner.api import Grammar, SamplingParams
 
@@ -22,9 +22,11 @@ VOCAB_SIZE = 256
 CAPACITIES: Mapping[str, Any] = MappingProxyType(
     {
         "max_num_reqs": 3, "max_num_batched_tokens": 16, "max_model_len": 32, "block_size": 8, "num_kv_blocks": 13,
-        "attention": "triton", "device": "cuda",
+        "device": "cuda",
     }
 )  # fmt: skip
+#: Value of the knob of this name, for a target that has it: its launches are those of a runner at work.
+ATTENTION = "triton"
 #: The ways in which the reference runner does its steps.
 WAYS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -66,15 +68,10 @@ def count_steps(target: RunnerTarget, way: str = "eager") -> dict[str, StepCount
     Raises:
         CheckError: the run did not come to its end, so that its counts mean nothing.
     """
-    sampling = GRAMMAR if way == "grammars" else GREEDY
-    requests = (
-        WorkloadRequest("first", FIRST, sampling),
-        WorkloadRequest("second", SECOND, GREEDY if "speculation" in WAYS[way] else SAMPLING, arrival=STEPS["mixed"]),
-    )
-    program = RunnerProgram(target, Workload(requests, {**CAPACITIES, **WAYS[way]}, VOCAB_SIZE))
+    program = RunnerProgram(target, Workload(_requests(target, way), _settings(target, way), VOCAB_SIZE))
     counter = StepCounter()
     with virtual_device(sink=counter):
-        crash = program()["crash"]
+        crash = _crash_of(program)
     if crash is not None:
         raise CheckError(
             f"the counted run ({way})",
@@ -85,3 +82,27 @@ def count_steps(target: RunnerTarget, way: str = "eager") -> dict[str, StepCount
     if not any(number in counter.steps for number in STEPS.values()):
         return {}
     return {f"{way}, {name}": counter.steps.get(number, StepCounts()) for name, number in STEPS.items()}
+
+
+def _requests(target: RunnerTarget, way: str) -> tuple[WorkloadRequest, ...]:
+    draws = Feature.SEEDED_SAMPLING in target.features and "speculation" not in WAYS[way]
+    return (
+        WorkloadRequest("first", FIRST, GRAMMAR if way == "grammars" else GREEDY),
+        WorkloadRequest("second", SECOND, SAMPLING if draws else GREEDY, arrival=STEPS["mixed"]),
+    )
+
+
+def _settings(target: RunnerTarget, way: str) -> dict[str, Any]:
+    knob = target.knobs.get("attention")
+    attention = {"attention": ATTENTION} if knob and ATTENTION in knob.values else {}
+    return {**CAPACITIES, **attention, **WAYS[way]}
+
+
+def _crash_of(program: RunnerProgram) -> object:
+    """What went wrong in a run, or in the making of its runner; None if nothing did."""
+    try:
+        return program()["crash"]
+    except Exception as error:
+        if all(hasattr(error, part) for part in ("subject", "rule", "reason", "remedy")):
+            raise
+        return f"{type(error).__name__}: {error}"

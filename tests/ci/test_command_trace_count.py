@@ -41,7 +41,14 @@ class Target:
     name, features, knobs = "host only", frozenset(), {}
 
     def build(self, config):
+        return self.runner(**config)
+
+    def runner(self, model, max_num_reqs, max_num_batched_tokens, max_model_len, block_size, num_kv_blocks, device):
         return Runner()
+
+class Broken(Target):
+    def build(self, config):
+        raise KeyError("no such setting")
 
 class Runner:
     def __init__(self):
@@ -145,3 +152,11 @@ def test_a_target_of_ours_is_known_by_its_name() -> None:
         0,
         "PASS: 12 steps counted, 0 differences from the record",
     )
+
+
+def test_a_target_that_cannot_be_built_is_told_as_the_targets_fault() -> None:
+    Path("broken_adapter.py").write_text(HOST_ONLY)
+    result = mrv2("broken_adapter:Broken")
+    assert result.exit_code == 2
+    assert "the counted run (eager)" in result.stderr
+    assert "broke off with KeyError: 'no such setting'" in result.stderr
