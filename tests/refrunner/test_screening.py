@@ -165,3 +165,13 @@ def test_many_rivals_are_followed_up_and_more_are_searched(device):
         zeros = torch.zeros(1, dtype=torch.int32, device=device)
         tokens = module.draw(logits, zeros, zeros, torch.zeros(1, device=device), zeros.long())
         assert tokens[0].tolist() == [int(chosen[0])]
+
+
+def test_where_nothing_can_be_drawn_the_value_is_minus_infinity(device):
+    """Also where the token that stands for all has no number for a logit."""
+    logits = torch.full((2, V), float("-inf"), device=device)
+    logits[0, 0] = float("nan")
+    rows = torch.arange(2, dtype=torch.int32, device=device)
+    told = module.sample(logits, rows, rows, torch.ones(2, device=device), rows.long(), report_logarithm=False)
+    assert told.result.tolist() == [[0, 0], [1, 0], [0, 2**31 - 1], [1, 1]]
+    assert told.logprobs.tolist() == [float("-inf")] * 2
