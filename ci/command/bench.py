@@ -215,8 +215,8 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     """What has to be known about the figures."""
     conditions = comparison.conditions
     yield (
-        f"{conditions.rounds} measured rounds of each runner and as many with a clock, of which medians are told, "
-        "with the lowest and the highest; a first round of each was thrown away"
+        f"{screen.count(conditions.rounds, 'measured round')} of each runner and as many with a clock, of which "
+        "medians are told, with the lowest and the highest; a first round of each was thrown away"
     )
     if conditions.config.device == "cpu":
         yield "these figures are of the CPU: kernels run one after another, checked, and nothing overlaps"

@@ -49,7 +49,7 @@ def fuzz(
         Path, typer.Option("--db", metavar="DIR", help="Folder of the campaign; one that exists is continued.")
     ] = Path(".mrv2-fuzz"),
     features: Annotated[
-        str | None, typer.Option("--features", metavar="LIST", help="Only these, with commas between them.")
+        str | None, typer.Option("--features", metavar="LIST", help="Only these, with commas between them, or none.")
     ] = None,
     schedule: Annotated[
         str | None, typer.Option("--schedule", metavar="TEXT", help="Only this: cpu, late, random, starve, ...")
@@ -109,7 +109,7 @@ def _options(
 
     from .targets import importable, resolve_target
 
-    chosen = tuple(name.strip() for name in features.split(",")) if features is not None else None
+    chosen = None if features is None else _names(features)
     with importable(Path.cwd()):
         tested = resolve_target(target, "TARGET")
         check_features(chosen, tested)
@@ -119,6 +119,12 @@ def _options(
     options = Options(target, seed, names, chosen, schedule, cases)
     options.schedules()
     return options
+
+
+def _names(features: str) -> tuple[str, ...]:
+    """The names of a list; "none" is a list of none."""
+    names = tuple(name.strip() for name in features.split(","))
+    return () if names == ("none",) else names
 
 
 def _examples(text: str) -> str:

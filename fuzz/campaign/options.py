@@ -100,7 +100,7 @@ def check_features(features: tuple[str, ...] | None, target: RunnerTarget) -> No
             f"--features {unknown[0]}",
             f"a feature is one of {', '.join(known)}",
             "a campaign that cannot draw what was asked for would pass without having tried it",
-            "names of this list with commas between them",
+            "names of this list with commas between them, or none",
         )
     _check_needs(features or (), target)
 

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mrv2.ci.command.app import app
+from mrv2.ci.command.fuzz import _options
 
 
 def mrv2(*arguments):
@@ -56,3 +57,8 @@ def test_a_folder_that_cannot_be_is_refused_as_such(tmp_path):
     (tmp_path / "file").touch()
     ran = mrv2("fuzz", "--db", tmp_path / "file" / "db", "--models", "tiny", "--cases", "1")
     assert ran.exit_code == 2 and "a folder that can be written to" in " ".join(ran.output.split())
+
+
+@pytest.mark.parametrize(("text", "names"), [("none", ()), (None, None), ("top_k, top_p", ("top_k", "top_p"))])
+def test_features_are_a_list_which_may_have_none(text, names):
+    assert _options("refrunner", 0, text, None, "tiny", 1).features == names
