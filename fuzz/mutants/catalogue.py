@@ -37,7 +37,7 @@ MUTATIONS = (
     Mutation(
         "temperature_ignored",
         "kernels/gumbel.py",
-        "    elif temperature > 0.0:\n        value = tl.div_rn(raw, tl.zeros_like(raw) + temperature)\n",
+        "    elif temperature > 0.0:\n        value = divided(raw, temperature)\n",
         "",
         "tokens are drawn at temperature 1 whatever was asked for",
     ),
@@ -66,8 +66,8 @@ MUTATIONS = (
     Mutation(
         "logprob_after_temperature",
         "kernels/draw.py",
-        "tl.store(float_ptr + plane + out, reported)",
-        "tl.store(float_ptr + plane + out, best_score)",
+        "        value = tl.load(row[0] + best).to(tl.float32)\n",
+        "        value = best_score\n",
         "the reported log-probability is made from the perturbed score",
     ),
 )

@@ -116,9 +116,9 @@ EDGES = (
     Mutation(
         "greedy_below_a_half",
         "kernels/draw.py",
-        "temperature = tl.load(temperature_ptr + table_row * temperature_stride)",
-        "temperature = tl.load(temperature_ptr + table_row * temperature_stride)\n"
-        "    temperature = tl.where(temperature > 0.5, temperature, 0.0)",
+        "    row = (\n        logits_ptr, processed_ptr",
+        "    temperature = tl.where(temperature > 0.5, temperature, 0.0)\n"
+        "    row = (\n        logits_ptr, processed_ptr",
         "low temperatures are greedy",
     ),
     Mutation(
