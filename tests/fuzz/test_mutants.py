@@ -3,6 +3,7 @@
 import gc
 import importlib
 import inspect
+import pkgutil
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from mrv2.checks.libraries import portable_path
 from mrv2.checks.triton_cpu.stable_text import text_of
 from mrv2.fuzz import mutants
 from mrv2.fuzz.mutants import ADDED, EDGES, MUTATIONS, PLANTED, MutantTarget, Mutation, mutant, mutated_package
+from mrv2.fuzz.mutants.source import PACKAGE, package_folder
 from mrv2.fuzz.targets.protocols import RunnerTarget, SamplerProvider
 from mrv2.refrunner import config as original
 
@@ -175,3 +177,19 @@ def test_a_forgotten_target_cleans_up_after_itself():
     del target
     gc.collect()
     assert mutant_modules() == set()
+
+
+def written_down():
+    """Every mutation of the reference runner that a module of the package names, by its name."""
+    names = [one.name for one in pkgutil.iter_modules(mutants.__path__)]
+    modules = [importlib.import_module(f"{mutants.__name__}.{name}") for name in names]
+    groups = [value for module in modules for value in vars(module).values() if isinstance(value, tuple)]
+    return {one.name: one for group in groups for one in group if isinstance(one, Mutation)}
+
+
+def test_every_mutation_follows_the_source():
+    """One that is out of date fails only where it is run, which for most is outside of the suite."""
+    found = written_down()
+    texts = {one.file: (package_folder(PACKAGE) / one.file).read_text(encoding="utf-8") for one in found.values()}
+    times = {name: texts[one.file].count(one.old) for name, one in found.items()}
+    assert len(found) > 60 and {name: count for name, count in times.items() if count != 1} == {}
