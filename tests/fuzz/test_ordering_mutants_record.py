@@ -21,7 +21,7 @@ def test_the_record_is_a_report_above_the_bar():
     outcomes = Counter(entry["outcome"] for entry in ordering["mutants"])
     counted = outcomes["killed"] + outcomes["survived"] + outcomes["unreached"]
     assert ordering["score"] == outcomes["killed"] / counted >= BAR
-    assert report["metrics"]["date"] and report["environment"]["packages"]["torch"]
+    assert report["environment"]["packages"]["torch"]
     assert {entry["kind"] for entry in ordering["mutants"]} == {kind.value for kind in Kind}
 
 
