@@ -307,7 +307,7 @@ def kept_rightly(processed: Processed, settings: Mapping[str, Any]) -> Tensor:
 
 
 def _as_logits(thresholds: Tensor) -> Tensor:
-    """Integers of `kernels.filters.ordered` as the float32 numbers they stand for; the lowest as minus infinity."""
+    """Integers of `kernels.order.ordered` as the float32 numbers they stand for; the lowest as minus infinity."""
     bits = torch.where(thresholds < 0, thresholds ^ 0x7FFFFFFF, thresholds)
     values = bits.view(torch.float32)
     return torch.where(values == values, values, float("-inf"))

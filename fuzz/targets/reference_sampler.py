@@ -315,7 +315,7 @@ def _divided(logits: NDArray[np.float32], temperature: NDArray[np.float32]) -> N
 
 
 def _ordered(values: NDArray[np.float32]) -> NDArray[np.int32]:
-    """Integers in the order of the numbers, as ``kernels.filters.ordered`` makes them."""
+    """Integers in the order of the numbers, as ``kernels.order.ordered`` makes them."""
     bits = (np.where(np.isnan(values), -np.inf, values).astype(np.float32) + np.float32(0)).view(np.int32)
     ordered: NDArray[np.int32] = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return ordered

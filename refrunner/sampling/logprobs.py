@@ -22,7 +22,7 @@ class Reported:
 
     Attributes:
         logits: float32 [n, V], unit stride in V.
-        thresholds: int32 [n], lowest integer of ``kernels.filters.ordered`` that counts; all others are minus infinity.
+        thresholds: int32 [n], lowest integer of ``kernels.order.ordered`` that counts; all others are minus infinity.
         statistics: float32 [2, n]: largest value, logarithm of the sum of exp(value - largest).
         logarithm: whether log-probabilities are reported, not values.
     """

@@ -57,7 +57,7 @@ def kept_of(bench, logits):
 
 
 def order(values):
-    """What ``kernels.filters.ordered`` says, with numpy."""
+    """What ``kernels.order.ordered`` says, with numpy."""
     bits = np.where(values == 0, np.float32(0), values).astype(np.float32).view(np.int32)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
