@@ -187,8 +187,9 @@ class Batch:
         with mock.patch.object(sampler, "sample", wraps=gumbel.sample) as observed:
             tokens = self.sample(logits)
         drawn_from = observed.call_args.args
-        # What rows with filters alone are drawn from is nowhere stored.
-        processed = replace(drawn_from[-1], logits=logits / TEMPERATURE)
+        # What rows with filters alone are drawn from is nowhere stored. By a number torch would not divide on a GPU: it
+        # multiplies with the reciprocal, whose last bit differs.
+        processed = replace(drawn_from[-1], logits=logits / torch.full_like(logits[:, :1], TEMPERATURE))
         return tokens, gumbel.draw(*drawn_from, rivals=0)[0], processed
 
 
