@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..events import LaneKind, Stack
 from ..hooks.patching import Patches
@@ -166,7 +167,10 @@ def install(runtime: CudaRuntime) -> Callable[[], None]:
     begin, end, replay, reset = stock.capture_begin, stock.capture_end, stock.replay, stock.reset
 
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
-        begin(self, *args, **kwargs)
+        with (
+            _disable_current_modes()
+        ):  # torch fills its generator's seed, which all graphs share: not the program's work
+            begin(self, *args, **kwargs)
         captures.begin(kwargs.get("capture_error_mode", args[1] if len(args) > 1 else "global"))
 
     def capture_end(self: Any) -> None:
@@ -175,7 +179,8 @@ def install(runtime: CudaRuntime) -> Callable[[], None]:
 
     def replayed(self: Any) -> None:
         captures.replay(self)
-        replay(self)
+        with _disable_current_modes():  # and again, if numbers are drawn in it
+            replay(self)
         runtime.pace_after()
 
     def forgotten(self: Any) -> None:

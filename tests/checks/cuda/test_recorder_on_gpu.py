@@ -48,6 +48,24 @@ def findings_of(program):
     return recorder.findings
 
 
+def test_what_torch_does_for_a_capture_is_not_the_programs():
+    """Two captures on two streams fill the same seed of torch's generator, and nothing orders the two fillings."""
+
+    def program():
+        captured = []
+        for _ in range(2):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.stream(torch.cuda.Stream()):
+                graph.capture_begin()
+                captured.append((graph, torch.rand(8, device="cuda")))
+                graph.capture_end()
+        for graph, _ in captured:
+            graph.replay()
+        return captured
+
+    assert findings_of(program) == []
+
+
 def with_unlucky_memory(program):
     """What the host allocator hands out to the program holds no right values by chance."""
 
