@@ -9,7 +9,6 @@ operand (``x * 3.0``) only matter by their type, so a program that counts up doe
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import functools
 import math
@@ -279,31 +278,10 @@ def infer(
         raise NoPlan(str(disliked)) from disliked
     if operator is not None and operator.factory:
         kwargs = {**kwargs, "device": torch.device("meta")}
-    _load_meta_kernels()
     try:
         return _try(function, args, kwargs, torch.device("meta"), lambda made: None)
     except Exception as error:
         raise NoPlan(str(error)) from error
-
-
-@functools.cache
-def _load_meta_kernels() -> None:
-    """Import what the first meta kernel written in Python imports, hundreds of modules, on a stack of its own.
-
-    What these leave behind holds the frames below them: those of the program that came first would keep its tensors,
-    and its first run would free at other moments than the next one. Not by `threading`, whose edges are recorded.
-    """
-    done = _thread.allocate_lock()
-    done.acquire()
-
-    def load() -> None:
-        try:
-            torch.empty(1, 1, device="meta").tril()
-        finally:
-            done.release()
-
-    _thread.start_new_thread(load, ())
-    done.acquire()
 
 
 def _fills(kwargs: Mapping[str, Any]) -> Iterator[Callable[[Tensor], None]]:
