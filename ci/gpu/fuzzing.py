@@ -17,8 +17,8 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, seed, settings
@@ -134,6 +134,16 @@ def fuzz(session: Session, target: RunnerTarget, cases: int, number: int) -> Non
         run_state_machine_as_test(seed(number)(Machine), settings=chosen)
 
 
+@contextmanager
+def _target_of(fault: str | None) -> Iterator[RunnerTarget]:
+    """The reference runner; with a fault its changed copy, which Hypothesis would keep alive: it is taken back."""
+    if fault is None:
+        yield ReferenceTarget()
+        return
+    with closing(getattr(mutants, fault)) as target:
+        yield target
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, write, and say whether it is as it must be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -143,11 +153,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fault", help="name of a mutant, see mrv2.fuzz.mutants")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="after so many no further case begins")
     options = parser.parse_args(arguments)
-    target: RunnerTarget = getattr(mutants, options.fault) if options.fault else ReferenceTarget()
-    session = Session(target, bool(options.fault), options.seconds)
-    session.run(DIRECTED)
-    directed: dict[str, JSON] = {"streams parked": session.counts["streams parked"], "wrong": bool(session.failures)}
-    fuzz(session, target, options.cases, options.seed)
+    with _target_of(options.fault) as target:
+        session = Session(target, bool(options.fault), options.seconds)
+        session.run(DIRECTED)
+        directed: dict[str, JSON] = {
+            "streams parked": session.counts["streams parked"],
+            "wrong": bool(session.failures),
+        }
+        fuzz(session, target, options.cases, options.seed)
     right = bool(session.failures) == bool(options.fault)
     content: dict[str, JSON] = {
         "schema": 1,

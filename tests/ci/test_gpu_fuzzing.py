@@ -1,6 +1,7 @@
 """The fuzzer's cases for a GPU, tried on the virtual device in the place of a recorder, and on a GPU where one is."""
 
 import json
+import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -68,6 +69,7 @@ def test_a_session_writes_what_it_ran(monkeypatch, tmp_path):
         assert fuzzing.main([str(path), "--cases", "3", "--fault", fault]) == 0, "a fault must be found"
         written = json.loads(path.read_text())
         assert written["the case that nobody drew"]["wrong"] and written["cases"] == len(written["failures"]) == 1
+        assert not [name for name in sys.modules if fault in name], "the changed copy is taken back"
 
 
 def test_no_case_begins_when_time_is_over(monkeypatch, tmp_path):
