@@ -435,6 +435,10 @@ def _sampler_case(kernel: Any, numbers: tuple[str, ...], **constants: int) -> Ca
     return Case(kernel, kinds, constants)
 
 
+OF_BLOCK_TABLES = (
+    "group_stride", "block_table_stride", "batch_group_stride", "batch_table_stride", "num_requests", "columns",
+    "capacity",
+)  # fmt: skip
 RUNNER = {
     "sample_blocks": _sampler_case(
         draw.sample_blocks,
@@ -460,15 +464,7 @@ RUNNER = {
     ),
     "prepare_block_tables": _runner_case(
         block_table.prepare_block_tables,
-        (
-            "group_stride",
-            "block_table_stride",
-            "batch_group_stride",
-            "batch_table_stride",
-            "num_requests",
-            "columns",
-            "capacity",
-        ),
+        OF_BLOCK_TABLES,
         ("slot_mapping_ptr",),
         BLOCK_SIZE=16,
         BLOCK=64,
