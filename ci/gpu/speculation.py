@@ -13,6 +13,7 @@ import contextlib
 import json
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -176,9 +177,8 @@ def compare(target: Checkpoint, config: RunnerConfig, requests: int) -> list[Fig
     return found
 
 
-def measure(target: Checkpoint, device: str) -> list[Figures]:
-    """All runs on a device; graphs only on a GPU."""
-    found: list[Figures] = []
+def measure(target: Checkpoint, device: str) -> Iterator[list[Figures]]:
+    """All runs on a device, a batch at a time; graphs only on a GPU."""
     for graph_mode, batches in RUNS.items():
         if graph_mode != "eager" and device == "cpu":
             continue
@@ -187,24 +187,28 @@ def measure(target: Checkpoint, device: str) -> list[Figures]:
             num_kv_blocks=MOST_REQUESTS * 33 + 1, device=device, attention="triton", graph_mode=graph_mode,
         )  # fmt: skip
         for requests in batches:
-            found += compare(target, config, requests)
-    return found
+            yield compare(target, config, requests)
 
 
 def main(arguments: list[str]) -> int:
-    """Measure and write; 1 if a token differs in float32, where rounding is no excuse on these models."""
+    """Measure and write; 1 if a token differs in float32, where rounding is no excuse on these models.
+
+    What was measured is written after each batch, so that a run that is cut off loses the last one only.
+    """
     tiny, device = "--tiny" in arguments, "cuda" if torch.cuda.is_available() else "cpu"
     target = damped_model(replace(TINY_CONFIG, num_layers=6) if tiny else SHAPE, DRAFT_LAYERS, torch.float32)
-    with compiled_kernels() if device == "cpu" else contextlib.nullcontext():
-        found = measure(target, device)
     report = {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "torch": torch.__version__,
         "model": "tiny" if tiny else "0.6B shape, made-up weights",
         "dtype": "float32",
-        "runs": [figures.as_json() for figures in found],
     }
-    Path(arguments[0]).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    found: list[Figures] = []
+    with compiled_kernels() if device == "cpu" else contextlib.nullcontext():
+        for measured in measure(target, device):
+            found += measured
+            runs = {"runs": [figures.as_json() for figures in found]}
+            Path(arguments[0]).write_text(json.dumps(report | runs, indent=1) + "\n", encoding="utf-8")
     return int(any(figures.same_tokens != figures.requests for figures in found))
 
 
