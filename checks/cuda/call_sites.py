@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import inspect
 import itertools
 import linecache
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ def outside(frames: Sequence[FrameType]) -> list[FrameType]:
 
 def operator_of(frame: FrameType) -> Any:
     """The operator that a frame of ``torch/_ops.py`` calls; None if it is another frame."""
+    if frame.f_code.co_filename != torch._ops.__file__:
+        return None
     candidate = frame.f_locals.get("self")
     if isinstance(candidate, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return candidate
@@ -88,9 +91,22 @@ def _name(node: ast.expr, frame: FrameType) -> str | None:
 def _static(node: ast.expr, frame: FrameType) -> Any:
     """What a dotted name stands for, if nothing but modules is in front of its last dot."""
     if isinstance(node, ast.Name):
-        return frame.f_locals.get(node.id, frame.f_globals.get(node.id, getattr(builtins, node.id, None)))
+        return _value_of(node.id, frame)
     if isinstance(node, ast.Attribute):
         owner = _static(node.value, frame)
         if isinstance(owner, ModuleType | torch._ops._OpNamespace):
             return getattr(owner, node.attr, None)
     return None
+
+
+def _value_of(name: str, frame: FrameType) -> Any:
+    """What a name stands for in a frame.
+
+    Up to Python 3.12 ``f_locals`` of a function copies all of its variables, and the copy lives as long as the frame: a
+    tensor that the program drops would not be freed. So it is read only for names that are variables.
+    """
+    code = frame.f_code
+    variables = (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
+    if name in variables or not code.co_flags & inspect.CO_OPTIMIZED:
+        return frame.f_locals.get(name, frame.f_globals.get(name, getattr(builtins, name, None)))
+    return frame.f_globals.get(name, getattr(builtins, name, None))

@@ -112,9 +112,13 @@ def whole_stack(outermost: CodeType | None) -> Stack:
 
 
 def library_frames() -> list[FrameType]:
-    """The innermost frame of the program, and those between it and the caller of this function, innermost last."""
+    """The innermost frame of the program, and those between it and the caller of this function, innermost last.
+
+    Without the caller's own: in a variable of it that would be a cycle, which keeps the variables of all frames further
+    out, the program's too, until Python collects it.
+    """
     frames: list[FrameType] = []
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and _places_of(frame) is _HIDE:
         frames.append(frame)
         frame = frame.f_back
