@@ -121,7 +121,8 @@ class LLM:
             max_model_len: longest sequence in tokens, if ``config`` is left out; by default the model's context, 4096
                 at most.
             draft_model: what proposes drafts, with ``speculation`` ``"draft"`` or ``"eagle"``: a reference likewise, or
-                ``"self:N"``, made of N layers of the model itself, see ``models.self_drafts``.
+                the folder of a head, see ``models.eagle_head``; or ``"self:N"``, made of N layers of the model itself,
+                see ``models.self_drafts``.
             settings: further fields of ``RunnerConfig``, likewise.
 
         Raises:

@@ -50,7 +50,7 @@ DraftModelOption = Annotated[
     str,
     typer.Option(
         metavar="MODEL",
-        help="A model that proposes, or self:N for N layers of the model itself; for eagle self:N.",
+        help="What proposes: a model, for eagle the folder of a head; or self:N, made of N layers of the model itself.",
         show_default=False,
     ),
 ]

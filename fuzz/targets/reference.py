@@ -50,8 +50,8 @@ NOT_DRAWN: Mapping[str, str] = {
 class ReferenceTarget:
     """Builds reference runners from one package, the real one or a mutated copy of it.
 
-    Configuration keys: ``model`` and, for a runner that needs one, ``draft_model`` (see ``load_checkpoint``), and the
-    fields of ``RunnerConfig``. A tiny model has a draft model of its own.
+    Configuration keys: ``model`` (see ``load_checkpoint``) and, for a runner that needs one, ``draft_model`` (see
+    ``load_draft``), and the fields of ``RunnerConfig``. A tiny model has a draft model of its own.
     """
 
     name = "refrunner"
@@ -99,6 +99,7 @@ class ReferenceTarget:
     def __init__(self, package: str = "mrv2.refrunner") -> None:
         self._package = package
         self._checkpoints: dict[str, Any] = {}
+        self._drafts: dict[tuple[str, str, str], Any] = {}
 
     @property
     def hot_paths(self) -> tuple[str, ...]:
@@ -121,7 +122,9 @@ class ReferenceTarget:
         runner_config = self._module("config").RunnerConfig(**settings)
         checkpoint = self._checkpoint(reference)
         draft = config.get("draft_model") or (TINY_DRAFTS.get(runner_config.speculation) if "tiny" in reference else "")
-        runner = self._runner(runner_config, checkpoint, self._checkpoint(str(draft)) if draft else None)
+        runner = self._runner(
+            runner_config, checkpoint, self._draft(str(draft or ""), reference, runner_config.speculation)
+        )
         return self._adapter(runner)
 
     def _runner(self, config: Any, checkpoint: Any, draft: Any) -> Any:
@@ -142,6 +145,14 @@ class ReferenceTarget:
         if reference not in self._checkpoints:
             self._checkpoints[reference] = self._module("models.checkpoint").load_checkpoint(reference)
         return self._checkpoints[reference]
+
+    def _draft(self, draft: str, reference: str, speculation: str) -> Any:
+        """The model that proposes for another one; None if it has no name."""
+        key = (draft, reference, speculation)
+        if key not in self._drafts:
+            load = self._module("models.self_drafts").load_draft
+            self._drafts[key] = load(draft, self._checkpoint(reference), head=speculation == "eagle")
+        return self._drafts[key]
 
     def _grammars(self, config: Any, checkpoint: Any) -> Any:
         """What reads grammars for the model's own vocabulary; None for a runner without them."""

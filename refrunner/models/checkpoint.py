@@ -10,12 +10,15 @@ import torch
 from ..errors import CheckpointError
 from .faults import parsing
 from .gguf_file import load_gguf
-from .hugging_face import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE, load_hugging_face
+from .hugging_face import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE, load_hugging_face, refuse_pickled
 from .tiny import TINY_SLIDING_CONFIG, tiny_checkpoint
 from .tiny_drafts import tiny_draft, tiny_eagle
 from .weights import Checkpoint, check_dtype
 
-__all__ = ["Checkpoint", "find_smollm2", "load_checkpoint"]
+#: Names that are no paths.
+BUILT_IN = ("tiny", "tiny-sliding", "tiny-draft", "tiny-eagle", "smollm2")
+
+__all__ = ["BUILT_IN", "Checkpoint", "find_smollm2", "load_checkpoint"]
 
 _ACCEPTED = "'tiny', 'tiny-sliding', 'smollm2', a Hugging Face folder with safetensors, or a .gguf file"
 
@@ -96,13 +99,7 @@ def _load_folder(folder: Path, dtype: torch.dtype) -> Checkpoint:
         return load_gguf(folder / files[0], dtype)
     if len(files) > 1:
         raise _unusable(folder, f"it must hold exactly one .gguf file, not {len(files)}")
-    if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
-        raise CheckpointError(
-            f"folder {str(folder)!r}",
-            "its weights must be safetensors or GGUF; pickled weights are refused",
-            "unpickling a file runs whatever code its author put there",
-            "the safetensors version of the model, or a conversion made by someone you trust",
-        )
+    refuse_pickled(folder, names)
     raise _unusable(folder, f"it must hold {CONFIG_FILE} with {WEIGHTS_FILE} or {INDEX_FILE}, or one .gguf file")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from ..errors import CheckpointError
 from .config import LlamaConfig
 from .faults import located, optional_module, parsing
-from .weights import Checkpoint, count_parameters, read_tensors
+from .weights import FUSE, Checkpoint, count_parameters, read_tensors
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -26,21 +26,67 @@ def load_hugging_face(folder: Path, dtype: torch.dtype) -> Checkpoint:
     Raises:
         CheckpointError: a file is missing, damaged or unsafe, or the model is not supported.
     """
-    library = optional_module("safetensors", "reading safetensors")
     with located(str(folder)), ExitStack() as opened:
         with located(CONFIG_FILE):
             config = LlamaConfig.from_hugging_face(read_json_object(folder / CONFIG_FILE))
-
-        def open_file(name: str) -> Any:
-            check_regular_file(folder / name)
-            with parsing(f"file {name!r}"):
-                return opened.enter_context(library.safe_open(folder / name, framework="pt"))
-
-        source = _OpenedFiles(_files_by_tensor(folder, open_file))
+        source = open_weights(folder, opened)
+        _refuse_head(source.shapes)
         tensors = read_tensors(config, source, dtype)
         name = folder.resolve().name
         description = f"{name}, safetensors {source.stored_dtype()}, {count_parameters(config)} parameters"
     return Checkpoint(name, folder, "safetensors", config, tensors, description)
+
+
+def open_weights(folder: Path, opened: ExitStack) -> OpenedFiles:
+    """Open ``model.safetensors``, or its index and shards.
+
+    Args:
+        opened: closes the files.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or unsafe.
+    """
+    library = optional_module("safetensors", "reading safetensors")
+
+    def open_file(name: str) -> Any:
+        check_regular_file(folder / name)
+        with parsing(f"file {name!r}"):
+            return opened.enter_context(library.safe_open(folder / name, framework="pt"))
+
+    return OpenedFiles(_files_by_tensor(folder, open_file))
+
+
+def refuse_pickled(folder: Path, names: Iterable[str]) -> None:
+    """Refuse a folder whose weights are pickled; nothing of it is opened.
+
+    Args:
+        names: of the files in it, none of which is a weight file that can be read.
+
+    Raises:
+        CheckpointError: it holds pickled weights.
+    """
+    pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
+    if pickled:
+        raise CheckpointError(
+            f"folder {str(folder)!r}",
+            f"its weights must be safetensors or GGUF; pickled weights, here {pickled[0]!r}, are refused",
+            "unpickling a file runs whatever code its author put there",
+            "the safetensors version of the model; or convert it yourself, away from what you would not lose: "
+            f"weights = torch.load({pickled[0]!r}, map_location='cpu', weights_only=True), then "
+            "safetensors.torch.save_file({name: tensor.clone() for name, tensor in weights.items()}, "
+            f"{WEIGHTS_FILE!r})",
+        )
+
+
+def _refuse_head(shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """A head has the configuration of a Llama model; what it lacks would be told as if it were damaged."""
+    if FUSE in shapes or f"model.{FUSE}" in shapes:
+        raise CheckpointError(
+            f"tensor {FUSE!r}",
+            "a model of its own has no such tensor",
+            "it is part of an EAGLE head, which can only go on from the hidden states of the model it was made for",
+            "this folder as the draft model of that one, with speculation='eagle'",
+        )
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -88,8 +134,8 @@ def check_regular_file(path: Path) -> None:
         )
 
 
-class _OpenedFiles:
-    """The weight source over opened safetensors files."""
+class OpenedFiles:
+    """The weight source over opened safetensors files; see ``weights.WeightSource``."""
 
     def __init__(self, files_by_tensor: Mapping[str, Any]) -> None:
         self._files = files_by_tensor
@@ -97,6 +143,7 @@ class _OpenedFiles:
             self.shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in files_by_tensor.items()}
 
     def read(self, name: str) -> torch.Tensor:
+        """See ``weights.WeightSource``."""
         with parsing(f"tensor {name!r}"):
             # The library may hand out a view of the mapped file; a copy survives that file being replaced.
             tensor: torch.Tensor = self._files[name].get_tensor(name).clone()

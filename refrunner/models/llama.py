@@ -6,7 +6,7 @@ virtual device, and run eagerly on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +15,10 @@ from torch.nn import functional
 
 from .config import LlamaConfig
 from .layers import LayerOperations, TorchLayerOperations, TritonLayerOperations
-from .weights import EMBEDDING, OUTPUT, check_dtype, check_shapes
+from .weights import EMBEDDING, FINAL_NORM, OUTPUT, check_dtype, check_shapes
 
 MODEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+INPUT_NORM = "input_layernorm.weight"
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``attend(layer, query [T, heads, D], key [T, kv_heads, D], value [T, kv_heads, D]) -> [T, heads, D]``.
 
@@ -28,7 +29,7 @@ first has a stride of its own. The paged cache lives behind this call.
 
 @dataclass(frozen=True)
 class _Layer:
-    attention_norm: Tensor  # [H]
+    attention_norm: Tensor | None  # [H]
     qkv: Tensor  # [(heads + 2 kv_heads) D, H]
     attention_output: Tensor  # [H, heads D]
     mlp_norm: Tensor  # [H]
@@ -44,6 +45,8 @@ class LlamaModel:
         tensors: Hugging Face name to weight, as ``Checkpoint.tensors``; not changed.
         device: where the weights go, e.g. ``"cuda"``.
         dtype: dtype of weights and activations: float32, bfloat16 or float16.
+        without: tensors that the model has not: the norm before the first layer, or the one behind the last. What
+            stands in its place is the residual stream itself.
         kernels: norms, rotary embedding and gates are Triton kernels, one launch each; else operations of torch.
 
     Raises:
@@ -57,10 +60,11 @@ class LlamaModel:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         *,
+        without: Collection[str] = (),
         kernels: bool = False,
     ) -> None:
         check_dtype(dtype, MODEL_DTYPES)
-        check_shapes(config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+        check_shapes(config, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, without)
         self.config = config
         self.device = torch.device(device)
         self.dtype = dtype
@@ -69,9 +73,13 @@ class LlamaModel:
             parts = [tensors[name] for name in names]
             return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(device=self.device, dtype=dtype)
 
+        def place_norm(name: str) -> Tensor | None:
+            return None if name in without else place(name)
+
         self._embedding = place(EMBEDDING)
-        self._layers = [_load_layer(place, f"model.layers.{layer}") for layer in range(config.num_layers)]
-        self._final_norm = place("model.norm.weight")
+        prefixes = [f"model.layers.{layer}" for layer in range(config.num_layers)]
+        self._layers = [_load_layer(place, prefix, place_norm(f"{prefix}.{INPUT_NORM}")) for prefix in prefixes]
+        self._final_norm = place_norm(FINAL_NORM)
         self._output = self._embedding if config.tie_word_embeddings else place(OUTPUT)
         rotary_table = _rotary_table(config).to(self.device)
         self._operations: LayerOperations = (
@@ -109,7 +117,8 @@ class LlamaModel:
         """The layers alone, of what stands for the embedding of each token: [T, H], the caller's no longer."""
         layers, operations = self._layers, self._operations
         angles = operations.angles(positions)
-        normed = operations.norm(hidden, layers[0].attention_norm)
+        first_norm = layers[0].attention_norm
+        normed = hidden if first_norm is None else operations.norm(hidden, first_norm)
         following = [*(layer.attention_norm for layer in layers[1:]), self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(layers, following, strict=True)):
             query, key, value = operations.rotate(functional.linear(normed, layer.qkv), angles)
@@ -117,8 +126,15 @@ class LlamaModel:
             projected = functional.linear(attended, layer.attention_output)
             hidden, normed = operations.add_and_norm(hidden, projected, layer.mlp_norm)
             gated = operations.gate(functional.linear(normed, layer.gate_up))
-            hidden, normed = operations.add_and_norm(hidden, functional.linear(gated, layer.down), next_norm)
+            hidden, normed = self._add_and_norm(hidden, functional.linear(gated, layer.down), next_norm)
         return normed
+
+    def _add_and_norm(self, hidden: Tensor, added: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The residual stream with something added, and its norm, or itself where there is no norm."""
+        if weight is None:
+            total = hidden + added
+            return total, total
+        return self._operations.add_and_norm(hidden, added, weight)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Project hidden states [n, H] to float32 logits [n, V]."""
@@ -126,10 +142,10 @@ class LlamaModel:
         return logits if logits.dtype == torch.float32 else logits.float()
 
 
-def _load_layer(place: Callable[..., Tensor], prefix: str) -> _Layer:
+def _load_layer(place: Callable[..., Tensor], prefix: str, attention_norm: Tensor | None) -> _Layer:
     projections = [f"{prefix}.self_attn.{name}_proj.weight" for name in ("q", "k", "v")]
     return _Layer(
-        attention_norm=place(f"{prefix}.input_layernorm.weight"),
+        attention_norm=attention_norm,
         qkv=place(*projections),
         attention_output=place(f"{prefix}.self_attn.o_proj.weight"),
         mlp_norm=place(f"{prefix}.post_attention_layernorm.weight"),

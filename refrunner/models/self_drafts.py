@@ -1,18 +1,21 @@
-"""Drafts from a model's own layers, for a target to which nobody has made a draft model.
+"""Draft models by name; among them those of a model's own layers, for a target to which nobody has made one.
 
-Untrained, so they are right less often than a model made for it; the output is the target's in any case.
+The latter are untrained, so they are right less often than a model made for it; the output is the target's in any case.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
 
 from ..errors import CheckpointError
-from .checkpoint import load_checkpoint
-from .weights import EMBEDDING, OUTPUT, Checkpoint
+from .checkpoint import BUILT_IN, load_checkpoint
+from .eagle_head import load_eagle_head
+from .faults import parsing
+from .weights import EMBEDDING, FUSE, OUTPUT, Checkpoint
 
 _LAYER = "model.layers.{}."
 
@@ -23,7 +26,7 @@ def load_draft(reference: str, target: Checkpoint, *, head: bool) -> Checkpoint 
     Args:
         reference: as for ``load_checkpoint``, or ``"self:N"``.
         target: the model that it proposes for.
-        head: of a target's own layers, make a head.
+        head: of a target's own layers, make a head; a folder is that of a head, see ``eagle_head``.
 
     Raises:
         CheckpointError: there is no such model.
@@ -32,10 +35,17 @@ def load_draft(reference: str, target: Checkpoint, *, head: bool) -> Checkpoint 
         return None
     count = reference.removeprefix("self:")
     if count == reference:
+        if head and reference not in BUILT_IN and _is_folder(reference):
+            return load_eagle_head(Path(reference), target)
         return load_checkpoint(reference, target.tensors[EMBEDDING].dtype)
     if not count.isdecimal():
         raise _no_such_part(target, count)
     return head_of_last_layers(target, int(count)) if head else first_layers(target, int(count))
+
+
+def _is_folder(reference: str) -> bool:
+    with parsing(f"draft model {reference!r}"):
+        return Path(reference).is_dir()
 
 
 def first_layers(target: Checkpoint, count: int) -> Checkpoint:
@@ -66,7 +76,7 @@ def head_of_last_layers(target: Checkpoint, count: int, share_of_state: float = 
         old, new = _LAYER.format(first + layer), _LAYER.format(layer)
         tensors |= {name.replace(old, new): tensor for name, tensor in target.tensors.items() if name.startswith(old)}
     identity = torch.eye(target.config.hidden_size, dtype=target.tensors[EMBEDDING].dtype)
-    tensors["fc.weight"] = torch.cat([identity, identity * share_of_state], dim=1)
+    tensors[FUSE] = torch.cat([identity, identity * share_of_state], dim=1)
     return _part(target, tensors, count, f"head of the last {count} layers of {target.name}")
 
 

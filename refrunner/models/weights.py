@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -16,11 +16,15 @@ from .config import LlamaConfig
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
+FINAL_NORM = "model.norm.weight"
+#: Of an EAGLE head: projection [H, 2 H] of an embedding and a state of the target to the head's own input; its bias.
+FUSE = "fc.weight"
+FUSE_BIAS = "fc.bias"
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A complete, checked Llama model in host memory.
+    """A complete, checked Llama model in host memory, or an EAGLE head (see ``eagle_head``).
 
     Attributes:
         name: short name, e.g. ``"SmolLM2-135M-Instruct"``.
@@ -72,13 +76,16 @@ def expected_tensors(config: LlamaConfig) -> Iterator[tuple[str, tuple[int, ...]
     for layer in range(config.num_layers):
         for name, shape in per_layer.items():
             yield f"model.layers.{layer}.{name}", shape
-    yield "model.norm.weight", (hidden,)
+    yield FINAL_NORM, (hidden,)
     if not config.tie_word_embeddings:
         yield OUTPUT, (config.vocab_size, hidden)
 
 
-def check_shapes(config: LlamaConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_shapes(config: LlamaConfig, shapes: Mapping[str, tuple[int, ...]], without: Collection[str] = ()) -> None:
     """Check that exactly the tensors of ``config`` are there, each with its shape.
+
+    Args:
+        without: those that the model has not.
 
     Raises:
         CheckpointError: a tensor is missing, unexpected, or of another shape; it is named.
@@ -86,9 +93,10 @@ def check_shapes(config: LlamaConfig, shapes: Mapping[str, tuple[int, ...]]) -> 
     known = set()
     # Stops at the first missing name: a damaged layer count may promise two billion layers.
     for name, shape in expected_tensors(config):
-        check_tensor(name, shape, shapes)
-        known.add(name)
-    _check_nothing_else(shapes.keys() - known)
+        if name not in without:
+            check_tensor(name, shape, shapes)
+            known.add(name)
+    check_nothing_else(shapes.keys() - known, "a plain Llama checkpoint")
 
 
 def check_tensor(name: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -113,7 +121,16 @@ def check_tensor(name: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[i
         )
 
 
-def _check_nothing_else(unexpected: set[str]) -> None:
+def check_nothing_else(unexpected: Collection[str], wanted: str) -> None:
+    """Check that no tensor is left over.
+
+    Args:
+        unexpected: names that the model has no place for.
+        wanted: what to load instead, a checkpoint without such tensors.
+
+    Raises:
+        CheckpointError: there is one; it is named.
+    """
     # Old Llama files carry the rotary frequencies, which follow from the configuration.
     left_over = sorted(name for name in unexpected if not name.endswith(".rotary_emb.inv_freq"))
     if left_over:
@@ -121,7 +138,7 @@ def _check_nothing_else(unexpected: set[str]) -> None:
             f"tensor {left_over[0]!r}" + (f" and {len(left_over) - 1} more" if len(left_over) > 1 else ""),
             "the model has no place for it",
             "a weight that is left out changes the output without any error",
-            "a plain Llama checkpoint without biases, adapters, quantisation scales or experts",
+            f"{wanted} without biases, adapters, quantisation scales or experts",
         )
 
 
@@ -138,7 +155,7 @@ def read_tensors(config: LlamaConfig, source: WeightSource, dtype: torch.dtype) 
     if config.tie_word_embeddings and shapes.pop(OUTPUT, None) is not None:
         _check_tied(source)
     check_shapes(config, shapes)
-    return MappingProxyType({name: _convert(name, source.read(name), dtype) for name, _ in expected_tensors(config)})
+    return MappingProxyType({name: convert(name, source.read(name), dtype) for name, _ in expected_tensors(config)})
 
 
 def _check_tied(source: WeightSource) -> None:
@@ -152,7 +169,12 @@ def _check_tied(source: WeightSource) -> None:
         )
 
 
-def _convert(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def convert(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A weight as it was read in the dtype asked for, contiguous.
+
+    Raises:
+        CheckpointError: it is of a dtype that is none of a weight, or not finite.
+    """
     if tensor.dtype not in WEIGHT_DTYPES:
         raise CheckpointError(
             f"tensor {name!r} of {tensor.dtype}",

@@ -12,11 +12,9 @@ from torch.nn import functional
 
 from ..errors import ConfigurationError
 from ..models.config import LlamaConfig
+from ..models.eagle_head import NORMS, head_tensors
 from ..models.llama import Attend, LlamaModel
-from ..models.weights import EMBEDDING, OUTPUT, Checkpoint, check_tensor
-
-#: Projection [H, 2 H] of an embedding and a state of the target to the head's own input.
-FUSE = "fc.weight"
+from ..models.weights import EMBEDDING, FUSE, FUSE_BIAS, OUTPUT, Checkpoint, check_tensor
 
 
 class DraftModel(Protocol):
@@ -62,7 +60,7 @@ class StandaloneDraft:
 
 
 class EagleHead:
-    """One or few layers on the target's hidden states, with the target's embedding and output projection.
+    """One or few layers on the target's hidden states, with its embedding and output projection or others.
 
     A token is computed from its embedding and the target's state of the token before it, in which the target foretold
     it (Li et al. 2024, "EAGLE: speculative sampling requires rethinking feature uncertainty"). What stands in a slot
@@ -72,29 +70,27 @@ class EagleHead:
     def __init__(
         self, target: LlamaModel, config: LlamaConfig, tensors: Mapping[str, Tensor], *, kernels: bool
     ) -> None:
-        """Take the head's own weights, and the two that it shares with the target.
+        """Take the head's own weights, and from the target what it has not.
 
         Args:
             target: the model whose states it continues.
             config: of the head.
-            tensors: ``fc.weight``, ``model.layers.*`` and ``model.norm.weight``.
+            tensors: see ``models.eagle_head.load_eagle_head``.
 
         Raises:
             CheckpointError: one of them is missing, or of another shape.
         """
-        width = config.hidden_size
-        check_tensor(FUSE, (width, 2 * width), {name: tuple(tensor.shape) for name, tensor in tensors.items()})
-        shared = {EMBEDDING: target.embedding, OUTPUT: target.output}
-        own = {name: tensor for name, tensor in tensors.items() if name != FUSE}
-        untied = replace(config, tie_word_embeddings=False)
-        self._model = LlamaModel(untied, {**own, **shared}, target.device, target.dtype, kernels=kernels)
-        self._fuse = tensors[FUSE].to(device=target.device, dtype=target.dtype)
-        self.config = untied
+        self.config = replace(config, tie_word_embeddings=False)
+        self._fuse, self._bias = _fusion(target, config, tensors)
+        layers = {name: tensor for name, tensor in tensors.items() if name not in (FUSE, FUSE_BIAS)}
+        whole = {EMBEDDING: target.embedding, OUTPUT: target.output, **layers}
+        without = [name for name in NORMS if name not in tensors]
+        self._model = LlamaModel(self.config, whole, target.device, target.dtype, without=without, kernels=kernels)
 
     def forward(self, input_ids: Tensor, positions: Tensor, states: Tensor, attend: Attend) -> Tensor:
         """See :class:`DraftModel`."""
         embedded = functional.embedding(input_ids, self._model.embedding)
-        fused = functional.linear(torch.cat([embedded, states], dim=1), self._fuse)
+        fused = functional.linear(torch.cat([embedded, states], dim=1), self._fuse, self._bias)
         return self._model.transform(fused, positions, attend)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -102,11 +98,26 @@ class EagleHead:
         return self._model.compute_logits(hidden)
 
 
-def check_draft(target: LlamaConfig, draft: LlamaConfig, windows: tuple[int, ...], *, head: bool) -> None:
+def _fusion(target: LlamaModel, config: LlamaConfig, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """``fc`` and its bias, if it has one, on the target's device."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for name, shape in head_tensors(config):
+        if name == FUSE or (name == FUSE_BIAS and name in shapes):
+            check_tensor(name, shape, shapes)
+    placed = [
+        tensor.to(device=target.device, dtype=target.dtype)
+        for tensor in map(tensors.get, (FUSE, FUSE_BIAS))
+        if tensor is not None
+    ]
+    return placed[0], placed[1] if len(placed) > 1 else None
+
+
+def check_draft(target: LlamaConfig, draft: LlamaConfig, windows: tuple[int, ...], longest: int, *, head: bool) -> None:
     """Refuse a draft model that cannot propose for a target.
 
     Args:
         windows: of the target's KV groups.
+        longest: sequence of the runner, in tokens.
         head: it continues the target's states.
 
     Raises:
@@ -126,12 +137,12 @@ def check_draft(target: LlamaConfig, draft: LlamaConfig, windows: tuple[int, ...
             "blocks below a window are given to other requests",
             "speculation='ngram'",
         )
-    if draft.max_position_embeddings < target.max_position_embeddings:
+    if draft.max_position_embeddings < longest:
         raise ConfigurationError(
             f"draft model for {draft.max_position_embeddings} positions",
-            f"the target goes up to {target.max_position_embeddings}",
-            "beyond its own it would propose nonsense, and every step would pay for it",
-            "a draft model with the target's range, or a target configured with a shorter one",
+            f"sequences are up to max_model_len={longest} tokens long",
+            "beyond its own positions it would propose nonsense, and every step would pay for it",
+            f"max_model_len={draft.max_position_embeddings}, or a draft model with a longer range",
         )
 
 
@@ -146,7 +157,8 @@ def check_draft_kind(draft: Checkpoint, *, head: bool) -> None:
             f"RunnerConfig.speculation='eagle' with draft model {draft.name!r}",
             f"a head has a tensor {FUSE!r}, and this model has none",
             "it joins a token's embedding and the target's hidden state, which is what a head is computed from",
-            "draft_model='self:1', a head of the target's last layer, or speculation='draft' for a whole model",
+            "the folder of a head, draft_model='self:1' (a head of the target's last layer), or speculation='draft' "
+            "for a whole model",
         )
     if not head and FUSE in draft.tensors:
         raise ConfigurationError(

@@ -37,7 +37,8 @@ def load_draft_model(config: RunnerConfig, target: LlamaModel, draft: Checkpoint
     if draft is None:
         return None
     head = config.speculation == "eagle"
-    check_draft(target.config, draft.config, KVGroups.of_layers(target.config.layer_windows).windows, head=head)
+    windows = KVGroups.of_layers(target.config.layer_windows).windows
+    check_draft(target.config, draft.config, windows, config.max_model_len, head=head)
     check_draft_kind(draft, head=head)
     kernels = config.attention == "triton"
     if head:
