@@ -2,9 +2,9 @@
 
 The order within a step is the heart of the design and is the same on every device:
 
-1. free the rows of finished and preempted requests, 2. give rows to new ones, 3. append KV blocks (host only so
-far), 4. one packed upload, 5. scatter staged writes, 6. gather the InputBatch, 7. forward, 8. sample, 9. enqueue
-the download of the result, 10. advance the state on the device. Steps 4 to 10 only enqueue.
+1. free the rows of finished and preempted requests, 2. give rows to new ones, 3. append KV blocks, 4. one packed
+upload, 5. scatter staged writes, 6. gather the InputBatch, 7. forward, 8. sample, 9. enqueue the download of the
+result, 10. advance the state on the device. The first three touch host memory only, the others only enqueue.
 """
 
 from __future__ import annotations

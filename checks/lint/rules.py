@@ -44,7 +44,7 @@ _PINNED = "write into pinned memory that the object owns, and copy that with non
 KINDS: Mapping[str, Rule] = MappingProxyType(
     {
         "pull": Rule("MRV101", "pulls a value of the device to the host", _LATER),
-        "number": Rule("MRV101", "makes a number of the host of a device tensor", _LATER),
+        "number": Rule("MRV101", "turns a device tensor into a number on the host", _LATER),
         "index": Rule("MRV101", "uses a device tensor as an index of the host", _LATER),
         "slice": Rule(
             "MRV101",

@@ -19,6 +19,7 @@ from ..codes import CODES
 from ..errors import CheckError
 from ..findings import Finding
 from ..libraries import is_library
+from ..report.text import finding_lines
 from .enable import Order, enabled
 
 _NAMED_ORDERS: dict[str, Order] = {"forward": "forward", "reverse": "reverse"}
@@ -148,22 +149,15 @@ def _say_error(error: CheckError, script: str) -> None:
 
 
 def _say_finding(finding: Finding) -> None:
+    """As everywhere else, and why it matters: who runs a script need not know the command that explains codes."""
     info = CODES[finding.code]
-    evidence = ", ".join(f"{name} {value}" for name, value in finding.evidence.items())
-    places = [f"  at {site.file}:{site.line} in {site.function}" for site in finding.where]
-    others = [f"  and {site.file}:{site.line} in {site.function}" for site in finding.other]
-    _say(
-        f"{finding.code} {finding.title} ({evidence})",
-        info.rule,
-        info.why,
-        finding.remedy,
-        "\n".join([*places, *others]),
-    )
+    lines = [*finding_lines(finding), f"  {'rule':<10} {info.rule}", f"  {'why':<10} {info.why}"]
+    print("\n".join(lines), file=sys.stderr)
 
 
-def _say(subject: str, rule: str, reason: str, remedy: str, where: str = "") -> None:
-    lines = [subject, where, f"  rule: {rule}", f"  why: {reason}", f"  instead: {remedy}"]
-    print("\n".join(line for line in lines if line), file=sys.stderr)
+def _say(subject: str, rule: str, reason: str, remedy: str) -> None:
+    lines = [subject, f"  rule: {rule}", f"  why: {reason}", f"  instead: {remedy}"]
+    print("\n".join(lines), file=sys.stderr)
 
 
 if __name__ == "__main__":

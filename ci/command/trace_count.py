@@ -26,6 +26,8 @@ _COLUMNS = {
     WorkKind.DOWNLOAD: "downloads", WorkKind.DEVICE_COPY: "copies", WorkKind.EVENT: "events",
     WorkKind.STREAM_WAIT: "stream waits", WorkKind.HOST_WAIT: "host waits",
 }  # fmt: skip
+#: What a function gives the device to do before, between and after the steps that it names.
+_OUTSIDE = "outside of steps"
 
 
 def count(
@@ -42,7 +44,8 @@ def count(
     """Count launches, copies, bytes, events and waits of each step on the virtual device; they are the same each time.
 
     The steps of a target are a prefill, a decode, a mixed batch and a decode of two, in each way for which it has the
-    knobs. A function says itself which step begins: active_runtime().step = number.
+    knobs. A function says itself which step begins, active_runtime().step = number, of mrv2.checks.virtual.streams;
+    one that does not is counted as a whole.
     """
     with guarded(debug):
         for option, path in (("--json", json), ("--write", write)):
@@ -102,7 +105,7 @@ def _counted(name: str) -> dict[str, StepCounts]:
         counter = StepCounter()
         with virtual_device(sink=counter):
             program()
-    return {"outside of steps" if step is None else f"step {step}": counts for step, counts in counter.steps.items()}
+    return {_OUTSIDE if step is None else f"step {step}": counts for step, counts in counter.steps.items()}
 
 
 def _print(
@@ -118,13 +121,17 @@ def _print(
         cells = (str(number).rjust(len(head)) for number, head in zip(numbers, heads, strict=True))
         screen.line(console, "  ".join((name.ljust(width), *cells)))
     screen.print_findings(console, [ReportedFinding(finding) for finding in findings])
+    screen.line(console, f"{verdict.value.upper()}: {_told(steps, findings, compared=compared)}")
+
+
+def _told(steps: Mapping[str, StepCounts], findings: list[Finding], *, compared: bool) -> str:
+    if not steps and not findings:
+        return "no step gave the device work, so nothing was counted"
+    counted = f"{screen.count(len(steps), 'step')} counted"
+    if steps.keys() == {_OUTSIDE}:
+        counted = "counted as a whole, for the program names no step (--help says how it may)"
     found = f"{screen.count(len(findings), 'difference')} from the record" if compared else "compared with no record"
-    told = (
-        f"{screen.count(len(steps), 'step')} counted, {found}"
-        if steps or findings
-        else "no step gave the device work, so nothing was counted"
-    )
-    screen.line(console, f"{verdict.value.upper()}: {told}")
+    return f"{counted}, {found}"
 
 
 def _as_report(program: str, steps: Mapping[str, StepCounts], findings: list[Finding], verdict: RunVerdict) -> Report:

@@ -30,6 +30,9 @@ def run():
             values.neg_()
     active_runtime().step = None
 
+def stepless():
+    torch.ones(4, device="cuda")
+
 def nothing():
     pass
 """
@@ -111,6 +114,14 @@ def test_a_launch_more_fails_with_its_line() -> None:
     assert first_fault(report) is None
     assert (report["command"], report["verdict"]) == ("trace-count", "fail")
     assert report["metrics"]["steps"]["step 1"]["totals"]["launch"] == 3
+
+
+def test_a_program_that_names_no_step_is_counted_as_a_whole_and_told_so() -> None:
+    done = mrv2("counted_program:stepless")
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (
+        0,
+        "PASS: counted as a whole, for the program names no step (--help says how it may), compared with no record",
+    )
 
 
 def test_a_program_that_does_nothing_is_inconclusive() -> None:

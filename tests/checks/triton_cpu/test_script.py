@@ -63,14 +63,14 @@ def test_the_exit_code_is_the_scripts(script, capsys, ending, code):
     assert "runpy" not in said
 
 
-def test_findings_are_said_in_four_parts_and_fail_the_run(script, capsys):
+def test_findings_are_said_as_everywhere_with_the_reason_and_fail_the_run(script, capsys):
     file = script("last[(2,)](torch.zeros(1, dtype=torch.int32))\n")
     assert main([file]) == 1
     said = capsys.readouterr().err
     assert "MRV211 last: one program writes what another writes" in said
     assert "script.py:13 in last" in said
-    for part in ("rule:", "why:", "instead:"):
-        assert part in said
+    for line in ("  place      ", "  remedy     ", "  rule       ", "  why        ", "first: program=[0, 0, 0]"):
+        assert line in said
 
 
 def test_a_scripts_own_failure_comes_before_findings(script):
