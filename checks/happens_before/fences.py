@@ -18,7 +18,7 @@ from ..events import Stack, SyncKind
 from ..findings import Finding, Site
 from .core import HappensBefore
 from .recording import Replayer
-from .records import Acquires, Record, Synchronises
+from .records import Accesses, Acquires, Record, Synchronises
 from .rules import sites
 
 #: These come with something else that the program wants, a value or an object that is handed over, of which a recorded
@@ -92,18 +92,48 @@ class Fence:
 def analyse_fences(records: Iterable[Record]) -> list[Fence]:
     """Judge every fence of a recorded run, in the order in which the run first came to them.
 
-    Costs one check of the run for each fence that ordered anything, one more for each removable one, and a few for
-    each of those that are vacuous or redundant only with others.
+    Costs one check of the run for all fences that can go at once, at most two for each that is needed (these end at
+    the race), one more for each removable one, and a few for each of those that are vacuous or redundant only with
+    others.
     """
     run = _Run(tuple(records))
-    fences = {place: _judge_alone(run, place) for place in run.places}
+    witnesses = _witnesses(run)
+    fences = {place: _judge_alone(run, place, witnesses.get(place)) for place in run.places}
     fences.update(_judge_together(run, fences))
     return list(fences.values())
 
 
-def _judge_alone(run: _Run, place: _Place) -> Fence:
+def _witnesses(run: _Run) -> dict[_Place, Finding]:
+    """The races that appear when one fence goes, of each fence without which there is one.
+
+    Those that are no fences to take away are asked about together, for mostly none of them is needed.
+    """
+    ordering = [place for place in run.places if run.effective[place]]
+    alone, not_alone = (
+        [place for place in ordering if (place[0] in _NOT_ALONE) is inherent] for inherent in (False, True)
+    )
+    return dict([*_needed_of(run, not_alone), *_needed_of(run, alone)])
+
+
+def _needed_of(run: _Run, places: Sequence[_Place]) -> Iterator[tuple[_Place, Finding]]:
+    """Those of some places without which alone a race appears.
+
+    Whatever is unordered without one fence is unordered without more of them as well, so if no race appears without
+    all, none of them is needed; else each half is asked about.
+    """
+    witness = run.race_without(places) if places else None
+    if witness is None:
+        return
+    if len(places) == 1:
+        yield places[0], witness
+        return
+    half = len(places) // 2
+    yield from _needed_of(run, places[:half])
+    yield from _needed_of(run, places[half:])
+
+
+def _judge_alone(run: _Run, place: _Place, witness: Finding | None) -> Fence:
     effective = run.effective[place]
-    witness = run.race_without((place,)) if effective else None
     need = _need(place, effective, witness)
     ordered_by = _ordered_by(run, place) if need is Need.VACUOUS and run.answered[place] else ()
     kind, name, stack = place
@@ -177,6 +207,8 @@ class _Run:
 
     def __init__(self, records: Sequence[Record]) -> None:
         self._records = records
+        #: All that moves a clock.
+        self._order = [record for record in records if not isinstance(record, Accesses)]
         self._place_of = {
             record.sync: (record.kind, record.name, record.stack)
             for record in records
@@ -217,10 +249,10 @@ class _Run:
         return None
 
     def news_without(self, place: _Place, places: Collection[_Place]) -> bool:
-        """Whether a fence brings news when some others go; the check ends there."""
+        """Whether a fence brings news when some others go; the check ends there, and asks for no access on its way."""
         judge = HappensBefore()
         replayer = Replayer(judge)
-        for record in self._records:
+        for record in self._order:
             own = self._place(record)
             if own is None or own not in places:
                 before = judge.news

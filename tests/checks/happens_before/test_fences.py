@@ -3,7 +3,8 @@
 import pytest
 
 from mrv2.checks.events import SyncKind
-from mrv2.checks.happens_before import Need, Recorder, analyse_fences
+from mrv2.checks.happens_before import HappensBefore, Need, Recorder, analyse_fences
+from mrv2.checks.happens_before import fences as fences_module
 
 
 @pytest.fixture
@@ -177,6 +178,25 @@ def test_the_wait_of_an_operation_that_orders_more_than_its_value_shows_it(drive
     drive.touch(20, writes=[(buffer, 0, 8)])
     (fence,) = analyse_fences(records)
     assert (fence.need, fence.witness.code) == (Need.NEEDED, "MRV202")
+
+
+def test_needed_ones_are_found_among_many_by_few_checks(drive, records, monkeypatch):
+    buffers = [drive.pinned() for _ in range(40)]
+    for index, buffer in enumerate(buffers):
+        drive.kernel(drive.one, 10, reads=[(buffer, 0, 8)])
+        kind = SyncKind.IMPLICIT if index < 20 else SyncKind.EVENT_SYNCHRONIZE
+        drive.wait(drive.host, drive.sink.release(drive.one), kind, 100 + index, "wait")
+        if index in (7, 33):
+            drive.touch(20 + index, writes=[(buffer, 0, 8)])
+    checks = []
+    monkeypatch.setattr(fences_module, "HappensBefore", lambda: checks.append(1) or HappensBefore())
+    fences = by_line(records)
+    needed = {line: fence.witness.where[0].line for line, fence in fences.items() if fence.need is Need.NEEDED}
+    assert needed == {107: 27, 133: 53}
+    others = [fence.need for line, fence in fences.items() if line not in needed]
+    assert (others.count(Need.INHERENT), others.count(Need.REMOVABLE)) == (19, 19)
+    # As it was; two paths of six to the needed ones; the second phase has one for each that is removable.
+    assert len(checks) - 19 <= 1 + 2 * 11
 
 
 def test_an_event_never_recorded_is_told_from_an_order_that_was_there(drive, records):
