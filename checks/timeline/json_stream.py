@@ -133,7 +133,8 @@ class EventStream:
             f"trace {self._path}, event {self.count + 1}, character {text.consumed}",
             f"it is no JSON: {what}",
             "events behind a damaged one cannot be told from its content",
-            "the file as the profiler wrote it",
+            "the file as the profiler wrote it, of a program whose ranges have no quotation mark or backslash in their "
+            "names: torch.profiler writes these as they are",
         )
 
 

@@ -107,7 +107,7 @@ class KinetoSource:
             kind, pageable = copy_kind(name)
         elif category in _FILLS:
             kind = DeviceKind.FILL
-        size = _whole(arguments.get("bytes"))
+        size = max(_whole(arguments.get("bytes")), 0)
         return DeviceWork(begin, end, device, stream, kind, name, _whole(correlation), size, pageable)
 
     def _identity(self, value: object) -> int:

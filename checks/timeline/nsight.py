@@ -159,7 +159,7 @@ class _Export:
             side = row["srcKind"] if kind is DeviceKind.UPLOAD else row["dstKind"]
             pageable = None if kind is DeviceKind.COPY else self._is_pageable(side)
             memory = {True: " (pageable)", False: " (pinned)", None: ""}[pageable]
-            yield self._work(row, kind, f"memcpy {kind}{memory}", int(row["bytes"] or 0), pageable)
+            yield self._work(row, kind, f"memcpy {kind}{memory}", max(row["bytes"] or 0, 0), pageable)
 
     def _is_pageable(self, memory: int | None) -> bool | None:
         """By the label if the export names its kinds of memory, by its number otherwise."""
@@ -172,7 +172,7 @@ class _Export:
 
     def _plain(self, table: str, kind: DeviceKind, name: str) -> Iterator[DeviceWork]:
         for row in self._select(table, _WORK, ("correlationId", "globalPid", "bytes")):
-            yield self._work(row, kind, name, int(row["bytes"] or 0))
+            yield self._work(row, kind, name, max(row["bytes"] or 0, 0))
 
     @staticmethod
     def _work(

@@ -29,7 +29,7 @@ class DeviceWork(NamedTuple):
         kind: what it is.
         name: as the profiler wrote it.
         correlation: number of the call that launched it; 0 if it is not told.
-        num_bytes: of a copy, 0 if it is not told.
+        num_bytes: of a copy, 0 if it is not told or no size.
         pageable: whether the host's side of a copy is pageable memory; None if it is not told, or no copy.
         process: that launched it; None if it is not told.
     """

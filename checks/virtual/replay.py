@@ -225,6 +225,11 @@ def write_replay(path: Path, replay: Replay) -> None:
     Raises:
         OSError: the file system refuses.
     """
+    path.write_text(replay_text(replay), encoding="utf-8")
+
+
+def replay_text(replay: Replay) -> str:
+    """What a replay file holds."""
     schedule = replay.schedule
     content = {
         "replay": VERSION,
@@ -243,7 +248,7 @@ def write_replay(path: Path, replay: Replay) -> None:
         },
         "findings": list(replay.findings),
     }
-    path.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
+    return json.dumps(content, separators=(",", ":")) + "\n"
 
 
 def read_replay(path: Path) -> Replay:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -75,43 +76,78 @@ def _arrivals(times: Iterable[float], prompts: Iterable[int], outputs: Iterable[
 def read_trace(path: Path, limit: int) -> tuple[Arrival, ...]:
     """The first ``limit`` requests of a file of JSON lines, in order of arrival, which begins at 0.
 
-    Each line is an object with an arrival in seconds (in milliseconds where ``IN_MILLISECONDS``
-    is among its entries) and two lengths in tokens, under one of the names of ``ARRIVAL``,
+    Each line is an object with an arrival in seconds (in milliseconds where ``IN_MILLISECONDS`` is among its entries)
+    or as a date and time, in all lines alike, and two lengths in tokens, under one of the names of ``ARRIVAL``,
     ``INPUT`` and ``OUTPUT``; whatever else is in it is passed over. Without arrivals all come at once.
 
     Raises:
         InputError: the file cannot be read, or a line says something else.
     """
     try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # other ends of lines may stand in a text
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a null character in the name
         raise _wrong(f"--trace {path}", f"it must be a text file that can be read: {error}") from error
-    found = [_of_line(f"--trace {path}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    found = sorted(_requests(path, lines), key=lambda arrival: arrival.seconds)
     if not found:
         raise _wrong(f"--trace {path}", "it must have at least one line")
-    found.sort(key=lambda arrival: arrival.seconds)
     begin = found[0].seconds
     return tuple(Arrival(one.seconds - begin, one.prompt, one.output) for one in found[:limit])
 
 
-def _of_line(subject: str, line: str) -> Arrival:
+def _requests(path: Path, lines: Iterable[str]) -> Iterator[Arrival]:
+    """Requests of the lines, all of which tell the time in one way: that of the first."""
+    first: tuple[str | None, int] | None = None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        subject = f"--trace {path}, line {number}"
+        entry = _entry(subject, line)
+        name, unit = clock = _clock(entry)
+        first = first or clock
+        if clock != first:
+            raise _wrong(subject, f"all lines must tell the arrival as the first one does: {_told(*first)}")
+        seconds = 0.0 if name is None else _seconds(subject, entry[name], unit)
+        yield Arrival(seconds, _length(subject, entry, INPUT), _length(subject, entry, OUTPUT))
+
+
+def _told(name: str | None, unit: int) -> str:
+    return "not at all" if name is None else f"as {name} in {'seconds' if unit == 1 else 'milliseconds'}"
+
+
+def _clock(entry: Mapping[str, Any]) -> tuple[str | None, int]:
+    """The name of the arrival, None without one, and how many of its units are a second."""
+    return next((name for name in ARRIVAL if name in entry), None), 1000 if IN_MILLISECONDS in entry else 1
+
+
+def _entry(subject: str, line: str) -> Mapping[str, Any]:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise _wrong(subject, f"it must be one JSON object: {error}") from error
     if not isinstance(entry, dict):
         raise _wrong(subject, "it must be one JSON object")
-    return Arrival(_seconds(subject, entry), _length(subject, entry, INPUT), _length(subject, entry, OUTPUT))
+    return entry
 
 
-def _seconds(subject: str, entry: Mapping[str, Any]) -> float:
-    value = next((entry[name] for name in ARRIVAL if name in entry), 0.0)
-    unit = 1000 if IN_MILLISECONDS in entry else 1
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LATEST * unit:
+def _seconds(subject: str, told: object, unit: int) -> float:
+    """An arrival, as a number of units or as a date and time."""
+    value = _since_1970(told) if isinstance(told, str) else told
+    most = LATEST if isinstance(told, str) else LATEST * unit
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= most:
         raise _wrong(
-            subject, f"the arrival must be a number of seconds up to {LATEST:g}, and is {_shown(value)}"
-        )  # fmt: skip
-    return value / unit
+            subject,
+            f"the arrival must be a number of seconds up to {LATEST:g}, or a date and time, and is {_shown(told)}",
+        )
+    return value if isinstance(told, str) else value / unit
+
+
+def _since_1970(text: str) -> float | None:
+    """Seconds of a date and time in the form of ISO 8601, of UTC if it names no zone; None if it is none."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() if ":" in text else None
 
 
 def _length(subject: str, entry: Mapping[str, Any], names: tuple[str, ...]) -> int:

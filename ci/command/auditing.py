@@ -17,7 +17,8 @@ import typer
 from mrv2.checks.findings import JSON, Finding, RunVerdict, combine
 from mrv2.ci.report import console as screen
 from mrv2.ci.report.audit_json import coverage_of, findings_of, metrics_of
-from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.destinations import check_destinations
+from mrv2.ci.report.json_report import Report, write_report
 from mrv2.ci.report.outcome import ReportedFinding
 from mrv2.ci.report.problem import InputError, four_parts
 from mrv2.fuzz.targets.audited import NAMED, PLANTED_PREFIX
@@ -104,21 +105,25 @@ def run(options: Options) -> None:
         InputError: an option cannot be used.
         typer.Exit: with the exit code of the verdict.
     """
-    for option, path in (("--json", options.json), ("--html", options.html)):
-        if path:
-            check_destination(path, option)
+    check_destinations({"--json": options.json, "--html": options.html}, (options.ledger,))
     chosen = options.settings()
     with importable(Path.cwd()):
         target = resolve_sampler(options.target)
         with _kernels(options.target) as found, watched(notes(), chosen) as progress:
             report = audit(target, chosen, progress)
     verdict = combine([report.verdict, RunVerdict.FAIL]) if found else report.verdict
-    _write(options, report, verdict, found)
+    try:
+        _write(options, report, verdict, found)
+    finally:
+        _print(report, found)
+    raise typer.Exit(exit_code(verdict, options.strict))
+
+
+def _print(report: AuditReport, found: list[Finding]) -> None:
     out = output()
     for line in first_screen(report, out.width if out.is_terminal else WIDTH):
         screen.line(out, line)
     screen.print_findings(out, [ReportedFinding(finding) for finding in found])
-    raise typer.Exit(exit_code(verdict, options.strict))
 
 
 def resolve_sampler(reference: str) -> object:

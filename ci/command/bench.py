@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import Progress
 
-from mrv2.checks.findings import Finding, RunVerdict, combine, verdict_of
+from mrv2.checks.findings import JSON, Finding, RunVerdict, combine, verdict_of
 from mrv2.ci.report import console as screen
-from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.destinations import check_destinations
+from mrv2.ci.report.json_report import Report, write_report
 from mrv2.ci.report.outcome import ReportedFinding
 from mrv2.ci.report.problem import InputError
 
@@ -70,9 +71,7 @@ def bench(
         from .kernels import compiled_kernels
 
         refuse_spoiled_environment()
-        for option, path in (("--json", json), ("--html", html)):
-            if path:
-                check_destination(path, option)
+        check_destinations({"--json": json, "--html": html}, (Path(trace), Path(model)))
         goal = _goal(goodput)
         names, checkpoint = _names(runner), load_checkpoint(model)
         longest = min(checkpoint.config.max_position_embeddings, LONGEST)
@@ -90,17 +89,18 @@ def bench(
             comparison = compare(conditions, checkpoint, advance, interpreted=interpreted)
         findings = [ReportedFinding(finding) for finding in found]
         verdict = _verdict(comparison, found)
-        if json:
-            metrics = as_json(comparison)
-            report = Report("bench", describe(), verdict, {"name": runner, "model": model}, tuple(findings), metrics)
-            write_report(json, report)
         title = f"model: {checkpoint.description}; trace {trace}, {len(arrivals)} requests"
-        if html:
-            write_bench_html(html, comparison, (title, *_notes(comparison), _tokens(comparison)))
-        screen.line(output(), title)
-        _show(comparison)
-        screen.print_findings(output(), findings)
-        screen.line(output(), f"{verdict.value.upper()}: {_tokens(comparison)}")
+        try:
+            if json:
+                about: dict[str, JSON] = {"name": runner, "model": model}
+                write_report(json, Report("bench", describe(), verdict, about, tuple(findings), as_json(comparison)))
+            if html:
+                write_bench_html(html, comparison, (title, *_notes(comparison), _tokens(comparison)))
+        finally:
+            screen.line(output(), title)
+            _show(comparison)
+            screen.print_findings(output(), findings)
+            screen.line(output(), f"{verdict.value.upper()}: {_tokens(comparison)}")
         raise typer.Exit(exit_code(verdict))
 
 

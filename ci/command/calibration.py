@@ -39,9 +39,11 @@ def show_calibration(json: Path | None) -> RunVerdict:
         progress.start(2 * (len(WAITING) + len(FREE)))
         measured = calibrate(progress.advance)
     verdict = verdict_of(measured)
-    if json:
-        write_report(json, _as_report(measured, verdict))
-    _print(measured, verdict)
+    try:
+        if json:
+            write_report(json, _as_report(measured, verdict))
+    finally:
+        _print(measured, verdict)
     return verdict
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,8 @@ import typer
 from mrv2.checks.errors import CheckError
 from mrv2.checks.findings import JSON, Finding, RunVerdict, Soundness, Verdict
 from mrv2.ci.report import console as screen
-from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.destinations import check_destinations
+from mrv2.ci.report.json_report import Report, write_report
 from mrv2.ci.report.outcome import ReportedFinding
 
 from .environment import describe
@@ -78,16 +80,25 @@ def _answer(
     """
     from mrv2.fuzz.conformance import conform as run
 
-    if json:
-        check_destination(json)
+    check_destinations({"--json": json})
     results = run(target, checks)
     faults = [fault for result in results for fault in result.faults or ()]
     verdict = RunVerdict.FAIL if faults else RunVerdict.PASS
     lacking = _lacks(target) if fuzzed and not results[0].faults else []
-    if json:
-        findings = tuple(ReportedFinding(_as_finding(fault)) for fault in faults)
-        lacked: dict[str, JSON] = {"lacks": {lack.name: lack.costs for lack in lacking}} if fuzzed else {}
-        write_report(json, Report(command, describe(), verdict, {"name": name}, findings, metrics=lacked))
+    try:
+        if json:
+            findings = tuple(ReportedFinding(_as_finding(fault)) for fault in faults)
+            lacked: dict[str, JSON] = {"lacks": {lack.name: lack.costs for lack in lacking}} if fuzzed else {}
+            write_report(json, Report(command, describe(), verdict, {"name": name}, findings, metrics=lacked))
+    finally:
+        _print(name, results, lacking, verdict, fuzzed=fuzzed)
+    raise typer.Exit(exit_code(verdict))
+
+
+def _print(
+    name: str, results: Sequence[Checked], lacking: Sequence[Lack], verdict: RunVerdict, *, fuzzed: bool
+) -> None:
+    """What was checked, what is lacking, and the verdict last."""
     for result in results:
         _show(result)
     for lack in lacking:
@@ -95,8 +106,8 @@ def _answer(
     unfit = [lack.name for lack in lacking if lack.needed]
     fitness = f"; not to be fuzzed without {', '.join(unfit)}" if unfit else "; fit to be fuzzed" if fuzzed else ""
     fitness = fitness if verdict is RunVerdict.PASS else ""
-    screen.line(output(), f"{verdict.value.upper()}: {screen.count(len(faults), 'fault')} of {name}{fitness}")
-    raise typer.Exit(exit_code(verdict))
+    count = sum(len(result.faults or ()) for result in results)
+    screen.line(output(), f"{verdict.value.upper()}: {screen.count(count, 'fault')} of {name}{fitness}")
 
 
 def _lacks(target: Any) -> list[Lack]:

@@ -14,7 +14,8 @@ from rich.console import Console
 from mrv2.checks.findings import JSON, RunVerdict
 from mrv2.checks.report.identity import identity
 from mrv2.ci.report import console as screen
-from mrv2.ci.report.json_report import Report, check_destination, read_report, write_report
+from mrv2.ci.report.destinations import check_destinations
+from mrv2.ci.report.json_report import Report, read_report, write_report
 from mrv2.ci.report.outcome import ReportedFinding
 from mrv2.ci.report.problem import InputError
 
@@ -49,12 +50,13 @@ def diff(
 ) -> None:
     """Compare two reports; fails if B has findings that A has not."""
     with guarded(debug):
-        if json:
-            check_destination(json)
+        check_destinations({"--json": json}, (before, after))
         difference = compare(read_report(before), read_report(after))
-        if json:
-            write_report(json, _as_report(difference))
-        _print(output(), difference)
+        try:
+            if json:
+                write_report(json, _as_report(difference))
+        finally:
+            _print(output(), difference)
         raise typer.Exit(exit_code(difference.verdict))
 
 

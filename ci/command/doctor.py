@@ -14,7 +14,8 @@ from rich.console import Console
 from mrv2.checks.codes import CODES
 from mrv2.checks.findings import JSON, RunVerdict
 from mrv2.ci.report import console as screen
-from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.destinations import check_destinations
+from mrv2.ci.report.json_report import Report, write_report
 
 from .calibration import show_calibration
 from .environment import (
@@ -95,16 +96,17 @@ CalibrateOption = Annotated[
 def doctor(json: JsonOption = None, calibrate: CalibrateOption = False, debug: DebugOption = False) -> None:
     """Show what is installed, which checks work here, and what to install for the rest."""
     with guarded(debug):
-        if json:
-            check_destination(json)
+        check_destinations({"--json": json})
         if calibrate:
             raise typer.Exit(exit_code(show_calibration(json)))
         device = accelerator()
         found = faults(device)
         verdict = RunVerdict.FAIL if found else RunVerdict.PASS
-        if json:
-            write_report(json, _as_report(device, found, verdict))
-        _print(output(), device, found)
+        try:
+            if json:
+                write_report(json, _as_report(device, found, verdict))
+        finally:
+            _print(output(), device, found)
         raise typer.Exit(exit_code(verdict))
 
 

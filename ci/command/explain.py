@@ -11,7 +11,8 @@ from mrv2.checks.codes import CODES, RANGES, CodeInfo, range_of
 from mrv2.checks.codes import explain as look_up
 from mrv2.checks.findings import JSON
 from mrv2.ci.report import console as screen
-from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.destinations import check_destinations
+from mrv2.ci.report.json_report import Report, write_report
 
 from .environment import describe
 from .shared import DebugOption, JsonOption, guarded, output
@@ -28,8 +29,8 @@ def explain(
         raise typer.BadParameter("give either a code or --list")
     with guarded(debug):
         chosen = tuple(CODES.values()) if code is None else (look_up(code),)
+        check_destinations({"--json": json})
         if json:
-            check_destination(json)
             codes: list[JSON] = [_as_json(info) for info in chosen]
             write_report(json, Report("explain", describe(), None, metrics={"codes": codes}))
         if code is None:

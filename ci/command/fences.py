@@ -12,7 +12,8 @@ from rich.console import Console
 
 from mrv2.checks.findings import JSON, Finding, RunVerdict, Site, verdict_of
 from mrv2.ci.report import console as screen
-from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.destinations import check_destinations
+from mrv2.ci.report.json_report import Report, write_report
 from mrv2.ci.report.outcome import ReportedFinding
 from mrv2.ci.report.problem import InputError
 
@@ -41,13 +42,14 @@ def fences(
     tensor.item() is, and cannot go alone.
     """
     with guarded(debug):
-        if json:
-            check_destination(json)
+        check_destinations({"--json": json})
         found, findings = _analyse(target)
         verdict = verdict_of(findings) if found else RunVerdict.INCONCLUSIVE
-        if json:
-            write_report(json, _as_report(target, found, findings, verdict))
-        _print(output(), found, findings, verdict)
+        try:
+            if json:
+                write_report(json, _as_report(target, found, findings, verdict))
+        finally:
+            _print(output(), found, findings, verdict)
         raise typer.Exit(exit_code(verdict))
 
 

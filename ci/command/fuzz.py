@@ -16,7 +16,8 @@ from rich.text import Text
 
 from mrv2.checks.findings import JSON, Finding, RunVerdict, Soundness, Verdict
 from mrv2.ci.report import console as screen
-from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.destinations import check_destinations
+from mrv2.ci.report.json_report import Report, write_report
 from mrv2.ci.report.outcome import ReportedFinding
 from mrv2.ci.report.problem import InputError
 
@@ -82,15 +83,16 @@ def fuzz(
     Ctrl-C ends it in order. Started again with the same --db, it goes on where it was.
     """
     with guarded(debug):
-        if json:
-            check_destination(json)
+        check_destinations({"--json": json})
         options = replace(_options(target, seed, features, schedule, models, cases), examples=_examples(examples))
         seconds = None if cases is not None and duration is None else _seconds(duration or "60s")
         state, interrupted = _run(db, options, workers, seconds, cluster)
         verdict = _verdict(state)
-        if json:
-            write_report(json, _as_report(target, state, verdict))
-        _print(output(), db, state, verdict, interrupted)
+        try:
+            if json:
+                write_report(json, _as_report(target, state, verdict))
+        finally:
+            _print(output(), db, state, verdict, interrupted)
         code = exit_code(verdict)
         raise typer.Exit(ExitCode.INTERRUPTED if interrupted and code is not ExitCode.FAIL else code)
 

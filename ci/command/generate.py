@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrv2.checks.findings import JSON
 from mrv2.ci.report import console as screen
-from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.destinations import check_destinations
+from mrv2.ci.report.json_report import Report, write_report
 from mrv2.ci.report.problem import InputError
 
 from .environment import describe
@@ -80,8 +82,7 @@ def generate(
 
         from .kernels import compiled_kernels
 
-        if json:
-            check_destination(json)
+        check_destinations({"--json": json}, (Path(model), json_schema, grammar))
         sampling = SamplingParams(
             temperature=temperature,
             seed=seed,
@@ -102,9 +103,11 @@ def generate(
         with compiled_kernels(), LLM.from_model(model, max_model_len=max_model_len, **settings) as llm:
             done = _run(llm, prompt, sampling, stream)
             stats = llm.speculation
-        if json:
-            write_report(json, _as_report(model, prompt, done, stats))
-        _show(done, "" if stream else prompt + done.text + "\n", stats)
+        try:
+            if json:
+                write_report(json, _as_report(model, prompt, done, stats))
+        finally:
+            _show(done, "" if stream else prompt + done.text + "\n", stats)
 
 
 def _num_drafts(number: int | None, speculation: str) -> dict[str, int]:

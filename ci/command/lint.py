@@ -17,8 +17,9 @@ from mrv2.checks.findings import JSON, RunVerdict, combine, verdict_of
 from mrv2.checks.report.baseline import Baseline, read_baseline
 from mrv2.checks.report.identity import identity, title_of
 from mrv2.ci.report import console as screen
+from mrv2.ci.report.destinations import check_destinations
 from mrv2.ci.report.github import workflow_command
-from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.json_report import Report, write_report
 from mrv2.ci.report.outcome import ReportedFinding
 from mrv2.ci.report.sarif import sarif
 
@@ -61,15 +62,16 @@ def lint(
     with guarded(debug):
         from mrv2.checks.lint import lint as search
 
-        if json:
-            check_destination(json)
+        check_destinations({"--json": json}, (*paths, baseline))
         accepted = read_baseline(baseline) if baseline else Baseline()
         began = time.perf_counter()
         result = search(paths, root or (), everything)
         report = _report(result, accepted, time.perf_counter() - began)
-        if json:
-            write_report(json, report)
-        _print(shown, result, report, accepted)
+        try:
+            if json:
+                write_report(json, report)
+        finally:
+            _print(shown, result, report, accepted)
         assert report.verdict is not None
         raise typer.Exit(exit_code(report.verdict, strict))
 

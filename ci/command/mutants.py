@@ -18,7 +18,8 @@ from rich.console import Console
 
 from mrv2.checks.findings import JSON, RunVerdict, combine
 from mrv2.ci.report import console as screen
-from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.destinations import check_destinations
+from mrv2.ci.report.json_report import Report, write_report
 from mrv2.ci.report.problem import InputError
 from mrv2.fuzz.targets.named import OWN_TARGETS, REFERENCE
 
@@ -107,16 +108,17 @@ def mutants(
     then the happens-before check proves that it orders all that the original does.
     """
     with guarded(debug):
-        if json:
-            check_destination(json)
+        check_destinations({"--json": json})
         judged = Judged()
         if only is not Part.PLANTED:
             _judge_order(judged, target, package or _package_of(target), site, workers)
         if only is Part.PLANTED or (only is None and target == REFERENCE and site is None):
             _judge_planted(judged, target)
-        if json:
-            write_report(json, _as_report(target, judged))
-        _print(output(), judged)
+        try:
+            if json:
+                write_report(json, _as_report(target, judged))
+        finally:
+            _print(output(), judged)
         raise typer.Exit(exit_code(judged.verdict))
 
 

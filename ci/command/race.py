@@ -13,7 +13,8 @@ from mrv2.checks.findings import JSON, Finding, RunVerdict, combine, verdict_of
 from mrv2.checks.report.baseline import Baseline, read_baseline
 from mrv2.checks.report.identity import identity, spot
 from mrv2.ci.report import console as screen
-from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.destinations import check_destinations, write_whole
+from mrv2.ci.report.json_report import Report, write_report
 from mrv2.ci.report.outcome import ReportedFinding
 
 from .environment import describe
@@ -47,9 +48,7 @@ def race(
 ) -> None:
     """Find races of a program that says device="cuda", without a GPU; fails on a race and on data that depend on it."""
     with guarded(debug):
-        for option, path in (("--json", json), ("--replay", replay)):
-            if path:
-                check_destination(path, option)
+        check_destinations({"--json": json, "--replay": replay}, (baseline,))
         accepted = read_baseline(baseline) if baseline else Baseline()
         runs, recorded, seen = _run(program, schedules, witness)
         findings = _each_once(runs)
@@ -57,13 +56,15 @@ def race(
             ReportedFinding(one, None, accepted.reasons.get((identity(one), one.code))) for one in findings
         )
         verdict = _verdict(runs, [entry.finding for entry in reported if entry.accepted is None])
-        if replay:
-            from mrv2.checks.virtual.replay import write_replay
+        from mrv2.checks.virtual.replay import replay_text
 
-            write_replay(replay, recorded)
-        if json:
-            write_report(json, _as_report(program, runs, reported, verdict))
-        _print(output(), runs, reported, seen, verdict, accepted.unmatched(findings))
+        try:
+            if json:
+                write_report(json, _as_report(program, runs, reported, verdict))
+            if replay:
+                write_whole(replay, replay_text(recorded), "--replay")
+        finally:
+            _print(output(), runs, reported, seen, verdict, accepted.unmatched(findings))
         raise typer.Exit(exit_code(verdict))
 
 

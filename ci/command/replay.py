@@ -11,7 +11,8 @@ from rich.console import Console
 
 from mrv2.checks.findings import JSON, RunVerdict, verdict_of
 from mrv2.ci.report import console as screen
-from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.destinations import check_destinations
+from mrv2.ci.report.json_report import Report, write_report
 from mrv2.ci.report.outcome import ReportedFinding
 
 from .environment import describe
@@ -48,8 +49,7 @@ def replay(
     with guarded(debug):
         from mrv2.checks.virtual.replay import read_replay
 
-        if json:
-            check_destination(json)
+        check_destinations({"--json": json}, (file,))
         if is_finding(file):
             report, verdict = replay_finding(output(), file, 1 + twice)
             if json:
@@ -58,9 +58,11 @@ def replay(
         recorded = read_replay(file)
         run, differences = _repeat(recorded, twice)
         verdict = _verdict(run, differences)
-        if json:
-            write_report(json, _as_report(recorded, run, differences, verdict))
-        _print(output(), recorded, run, differences, verdict)
+        try:
+            if json:
+                write_report(json, _as_report(recorded, run, differences, verdict))
+        finally:
+            _print(output(), recorded, run, differences, verdict)
         raise typer.Exit(exit_code(verdict))
 
 

@@ -13,7 +13,8 @@ from mrv2.checks.findings import JSON, Finding, RunVerdict, verdict_of
 from mrv2.checks.happens_before import HappensBefore, replay_trace
 from mrv2.checks.libraries import portable
 from mrv2.ci.report import console as screen
-from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.destinations import check_destinations
+from mrv2.ci.report.json_report import Report, write_report
 from mrv2.ci.report.outcome import ReportedFinding
 
 from .environment import describe
@@ -34,15 +35,16 @@ def check(
 ) -> None:
     """Find the races of a recorded run; fails if there is one."""
     with guarded(debug):
-        if json:
-            check_destination(json)
+        check_destinations({"--json": json}, (file,))
         judge = HappensBefore()
         counts = replay_trace(file, judge)
         findings = [portable(finding) for finding in judge.findings]
         verdict = verdict_of(findings) if counts["access"] else RunVerdict.INCONCLUSIVE
-        if json:
-            write_report(json, _as_report(findings, counts, verdict))
-        _print(output(), findings, counts, verdict)
+        try:
+            if json:
+                write_report(json, _as_report(findings, counts, verdict))
+        finally:
+            _print(output(), findings, counts, verdict)
         raise typer.Exit(exit_code(verdict))
 
 

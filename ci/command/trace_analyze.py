@@ -10,7 +10,8 @@ import typer
 from mrv2.checks.errors import CheckError
 from mrv2.checks.findings import RunVerdict
 from mrv2.ci.report import console as screen
-from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.destinations import check_destinations
+from mrv2.ci.report.json_report import Report, write_report
 
 from .environment import describe
 from .shared import DebugOption, ExitCode, JsonOption, guarded, output
@@ -39,9 +40,7 @@ def analyze(
     has no device in it, or does not say what launched its work.
     """  # fmt: skip
     with guarded(debug):
-        for option, path in (("--json", json), ("--html", html)):
-            if path:
-                check_destination(path, option)
+        check_destinations({"--json": json, "--html": html}, (file,))
         if not 0 <= bubble_us < float("inf"):
             raise CheckError(
                 f"--bubble-us {bubble_us}",
@@ -57,11 +56,13 @@ def analyze(
         analysis = analyse(file, step_name, bubble_us)
         complete = analysis.is_complete
         verdict = None if complete else RunVerdict.INCONCLUSIVE
-        if json:
-            write_report(json, Report("trace-analyze", describe(), verdict, metrics=timeline_metrics(analysis)))
-        if html:
-            write_timeline_html(html, analysis)
-        console = output()
-        for text in timeline_lines(analysis):
-            screen.line(console, text)
+        try:
+            if json:
+                write_report(json, Report("trace-analyze", describe(), verdict, metrics=timeline_metrics(analysis)))
+            if html:
+                write_timeline_html(html, analysis)
+        finally:
+            console = output()
+            for text in timeline_lines(analysis):
+                screen.line(console, text)
         raise typer.Exit(ExitCode.PASS if complete else ExitCode.INCONCLUSIVE)

@@ -15,7 +15,8 @@ from mrv2.checks.findings import JSON, Finding, RunVerdict, verdict_of
 from mrv2.checks.report.json_files import VERSION, is_version, load_json
 from mrv2.checks.timeline.step_counts import StepCounter, StepCounts, WorkKind, deviations
 from mrv2.ci.report import console as screen
-from mrv2.ci.report.json_report import Report, check_destination, write_report
+from mrv2.ci.report.destinations import check_destinations, write_whole
+from mrv2.ci.report.json_report import Report, write_report
 from mrv2.ci.report.outcome import ReportedFinding
 
 from .environment import describe
@@ -48,19 +49,19 @@ def count(
     one that does not is counted as a whole.
     """
     with guarded(debug):
-        for option, path in (("--json", json), ("--write", write)):
-            if path:
-                check_destination(path, option)
+        check_destinations({"--json": json, "--write": write}, (expect,))
         recorded = read_record(expect) if expect else None
         steps = _counted(program)
         findings = [] if recorded is None else compare(recorded, steps)
-        if write:
-            record = {"schema": VERSION, "steps": {name: counts.as_json() for name, counts in steps.items()}}
-            write.write_text(json_library.dumps(record, indent=1) + "\n", encoding="utf-8")
         verdict = verdict_of(findings) if steps or findings else RunVerdict.INCONCLUSIVE
-        if json:
-            write_report(json, _as_report(program, steps, findings, verdict))
-        _print(output(), steps, findings, verdict, compared=recorded is not None)
+        try:
+            if write:
+                record = {"schema": VERSION, "steps": {name: counts.as_json() for name, counts in steps.items()}}
+                write_whole(write, json_library.dumps(record, indent=1) + "\n", "--write")
+            if json:
+                write_report(json, _as_report(program, steps, findings, verdict))
+        finally:
+            _print(output(), steps, findings, verdict, compared=recorded is not None)
         raise typer.Exit(exit_code(verdict))
 
 

@@ -13,7 +13,8 @@ from rich.console import Console
 from mrv2.checks.findings import JSON
 from mrv2.checks.report.baseline import Baseline, read_baseline
 from mrv2.ci.report import console as screen
-from mrv2.ci.report.json_report import Report, check_destination, run_coverage, run_metrics, write_report
+from mrv2.ci.report.destinations import check_destinations
+from mrv2.ci.report.json_report import Report, run_coverage, run_metrics, write_report
 from mrv2.ci.report.outcome import RunOutcome
 from mrv2.ci.report.problem import InputError
 from mrv2.ci.stages import catalog
@@ -55,8 +56,8 @@ def run(settings: Settings) -> None:
         typer.Exit: with the exit code of the verdict.
         KeyboardInterrupt: on Ctrl-C, after what was finished has been reported.
     """
-    if settings.json:
-        check_destination(settings.json)
+    named = (settings.baseline, None if settings.model is None else Path(settings.model))
+    check_destinations({"--json": settings.json}, named)
     baseline = read_baseline(settings.baseline) if settings.baseline else Baseline()
     budget = _budget(settings)
     _check_device(settings.device)
@@ -119,31 +120,36 @@ def _select(stages: Sequence[Stage], names: Sequence[str]) -> tuple[list[Stage],
 
 
 def _report(out: Console, settings: Settings, target: RunnerTarget, model: ChosenModel, outcome: RunOutcome) -> None:
-    """Write the JSON first, since printing can fail (a closed pipe), then print."""
-    if settings.json:
-        features: list[JSON] = [*sorted(feature.value for feature in target.features)]
-        about: dict[str, JSON] = {
-            "name": target.name,
-            "reference": settings.target,
-            "features": features,
-            "model": model.as_json(),
-        }
-        report = Report(
-            command="verify",
-            environment=describe(),
-            verdict=outcome.verdict,
-            target=about,
-            findings=outcome.findings,
-            metrics={
-                **run_metrics(outcome),
-                "profile": settings.profile,
-                "seed": settings.seed,
-                "device": settings.device,
-            },
-            coverage=run_coverage(outcome),
-        )
-        write_report(settings.json, report)
-    screen.print_run(out, outcome)
+    """Write the JSON first, since printing can fail (a closed pipe), and print whether or not that could be done."""
+    try:
+        if settings.json:
+            write_report(settings.json, _as_report(settings, target, model, outcome))
+    finally:
+        screen.print_run(out, outcome)
+
+
+def _as_report(settings: Settings, target: RunnerTarget, model: ChosenModel, outcome: RunOutcome) -> Report:
+    features: list[JSON] = [*sorted(feature.value for feature in target.features)]
+    about: dict[str, JSON] = {
+        "name": target.name,
+        "reference": settings.target,
+        "features": features,
+        "model": model.as_json(),
+    }
+    return Report(
+        command="verify",
+        environment=describe(),
+        verdict=outcome.verdict,
+        target=about,
+        findings=outcome.findings,
+        metrics={
+            **run_metrics(outcome),
+            "profile": settings.profile,
+            "seed": settings.seed,
+            "device": settings.device,
+        },
+        coverage=run_coverage(outcome),
+    )
 
 
 def _leave(stopped: BaseException | None, outcome: RunOutcome, strict: bool) -> None:

@@ -13,6 +13,7 @@ from mrv2.stats.decision import JudgedTest
 from mrv2.stats.report import could_have_missed, layer_answers, meaning, next_step, what_ran
 
 from .audit_plots import block_lane_map, p_value_plot, power_plot, tail_plot
+from .destinations import write_whole
 
 _STYLE = """
 body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:64rem;padding:0 1rem;color:#1c2330}
@@ -27,11 +28,9 @@ def write_html(path: Path, report: AuditReport) -> None:
     """Write the report, whole or not at all.
 
     Raises:
-        OSError: the file cannot be written.
+        InputError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(page(report), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, page(report), "--html")
 
 
 def page(report: AuditReport) -> str:

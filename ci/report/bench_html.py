@@ -11,7 +11,8 @@ from mrv2.ci.bench.compare import Comparison, Measured
 from mrv2.ci.bench.figures import PARTS, headers, host_parts, rows
 from mrv2.refrunner.phases import Phase
 
-from .timeline_html import COLOURS, document, escaped, key, picture, preformatted, write_page
+from .destinations import write_whole
+from .timeline_html import COLOURS, document, escaped, key, picture, preformatted
 
 _WIDTH, _LANE, _MARGIN, _FOR_TOTAL = 1000, 30, 120, 100
 #: What the figures call a part, as timelines do.
@@ -31,9 +32,9 @@ def write_bench_html(path: Path, comparison: Comparison, notes: Sequence[str]) -
         notes: lines above the table.
 
     Raises:
-        OSError: the file cannot be written.
+        InputError: the file cannot be written.
     """
-    write_page(path, bench_page(comparison, notes))
+    write_whole(path, bench_page(comparison, notes), "--html")
 
 
 def bench_page(comparison: Comparison, notes: Sequence[str]) -> str:

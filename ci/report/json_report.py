@@ -1,7 +1,6 @@
 """The JSON report: what every command writes with ``--json FILE``, and how it is read back.
 
-The shape is ``schema/report-1.json``, which is shipped. Writing is atomic: a reader sees the old file or the new
-one, never half of one.
+The shape is ``schema/report-1.json``, which is shipped.
 """
 
 from __future__ import annotations
@@ -9,8 +8,6 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import json
-import os
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +18,7 @@ from mrv2.checks.report.identity import identity, title_of
 from mrv2.checks.report.json_files import VERSION, is_version, load_json
 from mrv2.checks.report.plain import as_text, plain, plain_object
 
+from .destinations import write_whole
 from .outcome import ReportedFinding, RunOutcome
 from .problem import InputError
 
@@ -141,69 +139,13 @@ def first_fault(content: object) -> str | None:
     return None if error is None else f"{error.json_path}: {error.message[:200]}"
 
 
-def check_destination(path: Path, option: str = "--json") -> None:
-    """Make sure, before a long run, that a report can be written to ``path`` after it.
-
-    Tries it, since permission bits do not tell (a read-only file system, a quota, root); leaves nothing behind.
-
-    Args:
-        path: of the report.
-        option: by which the path was given, for the error.
-
-    Raises:
-        InputError: the folder is missing or not writable, or ``path`` is something other than a file.
-    """
-    try:
-        final = _final(path)
-        if final.is_symlink() or (final.exists() and not final.is_file()):  # a resolved link is one to itself
-            raise _bad_destination(path, "it exists and is not a regular file", option)
-        if not final.parent.is_dir():
-            raise _bad_destination(path, f"the folder {final.parent} does not exist", option)
-        probe = _temporary(final)
-        probe.touch(exist_ok=False)
-        probe.unlink()
-    except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        raise _bad_destination(path, getattr(error, "strerror", None) or str(error), option) from error
-
-
 def write_report(path: Path, report: Report) -> None:
     """Write a report, whole or not at all.
 
     Raises:
         InputError: the file system refuses; an existing file is unchanged.
     """
-    text = json.dumps(report.as_json(), indent=2, allow_nan=False) + "\n"
-    final = _final(path)
-    temporary = _temporary(final)
-    try:
-        with temporary.open("x", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(final)
-    except OSError as error:
-        raise _bad_destination(path, f"{error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _final(path: Path) -> Path:
-    """The file itself: replacing a symbolic link would cut it off from what it points to."""
-    return Path(os.path.realpath(path))
-
-
-def _temporary(final: Path) -> Path:
-    """A name in the same folder (``os.replace`` is atomic only within a file system), free for this process."""
-    return final.with_name(f".{final.name[:32]}.{uuid.uuid4().hex}.tmp")
-
-
-def _bad_destination(path: Path, detail: str, option: str = "--json") -> InputError:
-    return InputError(
-        f"{option} {path}",
-        f"the report must be writable: {detail}",
-        "a result that cannot be kept is better refused before the run than after it",
-        "the name of a file, new or to be replaced, in an existing folder that you may write to",
-    )
+    write_whole(path, json.dumps(report.as_json(), indent=2, allow_nan=False) + "\n")
 
 
 def read_report(path: Path) -> Report:

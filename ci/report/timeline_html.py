@@ -11,6 +11,7 @@ from mrv2.checks.timeline.analysis import Analysis, StepTimes
 from mrv2.checks.timeline.intervals import Interval
 from mrv2.checks.timeline.phases import Part
 
+from .destinations import write_whole
 from .timeline_text import summary_lines, timeline_lines
 
 #: Steps in the picture: those in the middle, where a profiler has warmed up and nothing ends yet.
@@ -38,21 +39,9 @@ def write_timeline_html(path: Path, analysis: Analysis) -> None:
     """Write the page, whole or not at all.
 
     Raises:
-        OSError: the file cannot be written.
+        InputError: the file cannot be written.
     """
-    write_page(path, timeline_page(analysis))
-
-
-def write_page(path: Path, page: str) -> None:
-    """Write a document, whole or not at all.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.tmp")
-    # A name in a trace may hold half a surrogate pair, which is no text.
-    temporary.write_text(page, encoding="utf-8", errors="backslashreplace")
-    temporary.replace(path)
+    write_whole(path, timeline_page(analysis), "--html")
 
 
 def timeline_page(analysis: Analysis) -> str:
@@ -99,7 +88,7 @@ def key(parts: Iterable[Part]) -> Iterator[str]:
 def picture(analysis: Analysis) -> Iterator[str]:
     """Host and streams below each other, some steps wide."""
     window = _window(analysis)
-    if window is None:
+    if window is None or window[0] == window[1]:
         return
     lanes = list(_lanes(analysis, window))
     height = _LANE * (len(lanes) + 1)

@@ -73,11 +73,17 @@ def test_synthetic_traces_are_the_same_every_time_and_in_order():
          '{"TIMESTAMP": 10, "ContextTokens": 3, "GeneratedTokens": 4}'],
         ['{"timestamp": 1700000002500, "input_length": 9, "output_length": 2, "hash_ids": [0, 1]}',
          '{"timestamp": 1700000000000, "input_length": 3, "output_length": 4, "hash_ids": []}'],
+        ['{"TIMESTAMP": "2023-11-16 18:17:06.4799600", "ContextTokens": 9, "GeneratedTokens": 2}',
+         '{"TIMESTAMP": "2023-11-16 18:17:03.9799600", "ContextTokens": 3, "GeneratedTokens": 4}'],
+        ['{"timestamp": "2023-11-16T19:00:02.5+01:00", "input_length": 9, "output_length": 2, "hash_ids": []}\r',
+         '{"timestamp": "2023-11-16T18:00:00", "input_length": 3, "output_length": 4, "hash_ids": []}\r'],
+        ['\ufeff{"arrival": 3.5, "input_length": 9, "output_length": 2, "prompt": "a\u2028b\x85c"}',
+         '{"arrival": 1, "input_length": 3, "output_length": 4}'],
     ],
 )  # fmt: skip
 def test_traces_of_others_are_read_in_order_and_begin_at_0(tmp_path, lines):
     path = tmp_path / "trace.jsonl"
-    path.write_text("\n".join(lines))
+    path.write_bytes("\n".join(lines).encode())
     assert read_trace(path, 10) == (Arrival(0.0, 3, 4), Arrival(2.5, 9, 2))
     assert len(read_trace(path, 1)) == 1
 
@@ -97,6 +103,20 @@ def test_traces_of_others_are_read_in_order_and_begin_at_0(tmp_path, lines):
         (f'{{"arrival": {"9" * 400}, "input_length": 2, "output_length": 4}}', "arrival.*and is a larger one"),
         (f'{{"arrival": {"9" * 5000}, "input_length": 2, "output_length": 4}}', "line 1.*one JSON object"),
         ("[" * 100_000, "line 1.*one JSON object"),
+        ('{"arrival": "20231116", "input_length": 2, "output_length": 4}', "or a date and time, and is '20231116'"),
+        ('{"arrival": "0001-01-01 00:00", "input_length": 2, "output_length": 4}', "up to 4e[+]09.*and is '0001"),
+        (
+            '{"input_length": 2, "output_length": 4}\n{"arrival": 1, "input_length": 2, "output_length": 4}',
+            "line 2.*as the first one does: not at all",
+        ),
+        (
+            '{"arrival": 1, "input_length": 2, "output_length": 4}\n\n{"input_length": 2, "output_length": 4}',
+            "line 3.*as arrival in seconds",
+        ),
+        (
+            '{"timestamp": 1, "hash_ids": [], "input_length": 2, "output_length": 4}\n{"timestamp": 1}',
+            "line 2.*as timestamp in milliseconds",
+        ),
     ],
 )
 def test_a_trace_that_says_something_else_is_refused_with_its_line(tmp_path, text, words):
@@ -104,8 +124,9 @@ def test_a_trace_that_says_something_else_is_refused_with_its_line(tmp_path, tex
     path.write_text(text)
     with pytest.raises(InputError, match=words):
         read_trace(path, 10)
-    with pytest.raises(InputError, match="can be read"):
-        read_trace(tmp_path / "nowhere", 10)
+    for name in ("nowhere", "a\0b"):
+        with pytest.raises(InputError, match="can be read"):
+            read_trace(tmp_path / name, 10)
 
 
 def test_a_drive_stamps_every_token_and_jumps_over_idle_time():
@@ -248,6 +269,17 @@ def test_the_command_prints_a_table_and_writes_a_report(tmp_path):
     report = json.loads(path.read_text())
     assert (report["command"], report["verdict"]) == ("bench", RunVerdict.PASS.value)
     assert report["metrics"]["conditions"]["output tokens"] == 6
+
+
+def test_what_was_measured_is_printed_though_the_report_cannot_be_written(tmp_path, monkeypatch):
+    def refuse(path, report):
+        raise InputError(f"--json {path}", "No space left on device", "why", "instead")
+
+    monkeypatch.setattr("mrv2.ci.command.bench.write_report", refuse)
+    arguments = ["bench", "--runner", "v2", "--requests", "1", "--rounds", "1", "--json", str(tmp_path / "report.json")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and "No space left on device" in result.output
+    assert "TPOT P95, ms" in result.output and "PASS: of " in result.output
 
 
 @pytest.mark.parametrize(

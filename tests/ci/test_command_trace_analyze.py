@@ -144,3 +144,21 @@ def test_a_name_that_is_no_text() -> None:
 def test_a_threshold_that_is_none() -> None:
     done = mrv2(TRACES / "ordinary.json.gz", "--bubble-us", "nan")
     assert (done.exit_code, "it is a time of 0 µs or more" in done.stderr) == (2, True)
+
+
+def test_a_step_without_length_has_no_picture() -> None:
+    recording = Recording()
+    recording.range("mrv2.step", 1000, 0)
+    done = mrv2(write(Path("trace.json"), recording.events), "--html", "page.html")
+    assert done.exit_code == 3, done.output
+    assert "<svg" not in Path("page.html").read_text() and "steps: 1, by ranges mrv2.step" in done.output
+
+
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_the_trace_itself_is_not_written_over(option: str) -> None:
+    path = write(Path("trace.json"), decode(Recording()).events)
+    before = path.read_bytes()
+    done = mrv2(path, option, "./trace.json")
+    assert done.exit_code == 2 and f"error: {option} trace.json" in done.output
+    assert "the command reads it, and would lose it" in done.output
+    assert path.read_bytes() == before

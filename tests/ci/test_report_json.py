@@ -17,9 +17,9 @@ from mrv2.checks.report.identity import identity
 from mrv2.checks.report.plain import DEEPEST, plain
 from mrv2.ci.command.environment import describe
 from mrv2.ci.report.console import make_console, print_finding
+from mrv2.ci.report.destinations import check_destination, check_destinations, write_whole
 from mrv2.ci.report.json_report import (
     Report,
-    check_destination,
     first_fault,
     read_report,
     report_schema,
@@ -331,6 +331,35 @@ def test_link_stays_a_link(tmp_path: Path) -> None:
     write_report(link, full_report())
     assert link.is_symlink()
     assert read_report(tmp_path / "real" / "report.json").command == "verify"
+
+
+def test_a_result_that_would_replace_what_is_read_or_another_result_is_refused(tmp_path: Path) -> None:
+    read, link, free = tmp_path / "trace.json", tmp_path / "link.json", tmp_path / "free.json"
+    read.write_text("kept")
+    link.symlink_to(read)
+    inputs = (None, read, Path("a\0b"), tmp_path / "absent")
+    for path in (read, link, tmp_path / "." / "trace.json"):
+        with pytest.raises(InputError, match="the command reads it, and would lose it") as caught:
+            check_destinations({"--html": None, "--json": path}, inputs)
+        assert caught.value.subject == f"--json {path}"
+    with pytest.raises(InputError, match="--json writes to it, too, and one of both would be lost") as caught:
+        check_destinations({"--json": free, "--html": tmp_path / "folder" / ".." / "free.json"}, inputs)
+    assert caught.value.subject.startswith("--html ")
+    check_destinations({"--json": free, "--html": tmp_path / "other.html", "--write": None}, inputs)
+    assert (read.read_text(), sorted(tmp_path.iterdir())) == ("kept", [link, read])
+
+
+def test_pages_are_written_as_reports_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, long = tmp_path / "link.html", tmp_path / ("x" * 250 + ".html")
+    link.symlink_to(tmp_path / "page.html")
+    write_whole(link, "half a pair: \ud800", "--html")
+    write_whole(long, "page", "--html")
+    assert (link.is_symlink(), link.read_text(), long.read_text()) == (True, "half a pair: \\ud800", "page")
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(InputError, match="No space left") as caught:
+        write_whole(long, "newer", "--html")
+    assert caught.value.subject == f"--html {long}" and long.read_text() == "page"
+    assert sorted(tmp_path.iterdir()) == sorted([link, tmp_path / "page.html", long])
 
 
 @pytest.mark.parametrize(

@@ -179,3 +179,10 @@ def test_names_that_are_no_text_and_work_that_ends_before_it_begins(tmp_path, ev
     reversed_ = f"UPDATE {KERNELS} SET end = start - 1 WHERE rowid = 1"
     analysis = analyse(export(tmp_path / "reversed.sqlite", events, reversed_))
     assert len(analysis.timeline.work) == len(whole.timeline.work) - 1
+
+
+def test_a_size_below_zero_is_no_size(tmp_path, events):
+    copies = "CUPTI_ACTIVITY_KIND_MEMCPY"
+    analysis = analyse(export(tmp_path / "report.sqlite", events, f"UPDATE {copies} SET bytes = -1"))
+    assert {work.num_bytes for work in analysis.timeline.work} == {0}
+    assert analysis.pageable and all(group.num_bytes == 0 for group in analysis.pageable)

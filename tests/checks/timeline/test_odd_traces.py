@@ -44,6 +44,11 @@ def with_fractions(one):
     return {**one, "args": {key: float(v) if isinstance(v, int) else v for key, v in one["args"].items()}}
 
 
+def test_a_size_below_zero_is_no_size(read):
+    less = changed(lambda one: {**one, "args": {**one["args"], "bytes": -5}} if "bytes" in one["args"] else one)
+    assert {work.num_bytes for work in read(less).timeline.work} == {0}
+
+
 @pytest.mark.parametrize("change", [as_text, with_fractions])
 def test_numbers_as_text_and_with_fractions_are_the_same_numbers(read, change):
     assert timeline_lines(read(changed(change))) == timeline_lines(read(EVENTS))
