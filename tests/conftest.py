@@ -1,7 +1,9 @@
 """Settings of every test: deterministic Hypothesis, one width, one thread per worker, GPU tests only with a GPU."""
 
+import gc
 import os
 import sys
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
@@ -24,6 +26,31 @@ if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ[variable] = "1"
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests without the garbage collector: it would go through millions of living objects again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Let the garbage collector pass over all tests and modules; whoever opens a virtual device ends this again."""
+    if gc.get_freeze_count() == 0:
+        gc.collect(1)
+        gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Give back what is passed over: the interpreter's end frees nothing else of it."""
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,6 +1,7 @@
 """The tree keeps its promises: sizes, documentation, packages, and nothing unsafe or private in the sources."""
 
 import ast
+import functools
 import re
 import statistics
 import tomllib
@@ -43,14 +44,23 @@ def sources() -> list[Path]:
     return sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
-def definitions() -> Iterator[Defined]:
-    for path in sources():
-        hidden = path.name.startswith("_") and path.name != "__init__.py"
-        yield from definitions_in(parse(path), path, "", not hidden)
+@functools.cache
+def definitions() -> tuple[Defined, ...]:
+    return tuple(found for path in sources() for found in definitions_of(path))
+
+
+def definitions_of(path: Path) -> Iterator[Defined]:
+    hidden = path.name.startswith("_") and path.name != "__init__.py"
+    return definitions_in(parse(path), path, "", not hidden)
+
+
+def functions() -> list[Defined]:
+    return [found for found in definitions() if isinstance(found.node, Function)]
 
 
 def definitions_in(parent: ast.AST, path: Path, prefix: str, public: bool) -> Iterator[Defined]:
@@ -72,9 +82,6 @@ def repeats_documentation(node: Definition) -> bool:
     return not {"setter", "deleter", "overload"}.isdisjoint(marks)
 
 
-FUNCTIONS = [found for found in definitions() if isinstance(found.node, Function)]
-
-
 def names(found: list[Defined]) -> str:
     return "\n".join(map(str, found))
 
@@ -85,9 +92,9 @@ def test_files_are_short():
 
 
 def test_functions_are_short():
-    too_long = [found for found in FUNCTIONS if found.lines > MAX_FUNCTION_LINES]
+    too_long = [found for found in functions() if found.lines > MAX_FUNCTION_LINES]
     assert not too_long, names(too_long)
-    p90 = statistics.quantiles([found.lines for found in FUNCTIONS], n=10)[-1]
+    p90 = statistics.quantiles([found.lines for found in functions()], n=10)[-1]
     assert p90 <= P90_FUNCTION_LINES
 
 
@@ -103,7 +110,7 @@ def test_modules_are_documented():
 
 
 def test_public_functions_have_return_types():
-    untyped = [found for found in FUNCTIONS if found.public and found.node.returns is None]
+    untyped = [found for found in functions() if found.public and found.node.returns is None]
     assert not untyped, names(untyped)
 
 
