@@ -125,10 +125,12 @@ class Emission:
     """What a step gave a request that took it.
 
     Attributes:
-        drafts: that the step verified.
+        step: its number.
+        drafts: that it verified.
         token_ids: accepted drafts, then one more; those behind the request's end are among them.
     """
 
+    step: int
     drafts: int
     token_ids: tuple[int, ...]
 
@@ -182,8 +184,9 @@ class _TargetCrash(Exception):
 
 @dataclass(frozen=True)
 class _InFlight:
-    """A step whose output is not taken: who draws in it, how many drafts each had, and who decided it."""
+    """A step whose output is not taken: its number, who draws in it, how many drafts each had, and who decided it."""
 
+    number: int
     handle: Handle
     draws: frozenset[str]
     drafts: Mapping[str, int]
@@ -287,7 +290,8 @@ class Driver:
                 self._compare_inputs(step)
             raise
         self._compare_inputs(step)
-        self._in_flight.append(_InFlight(handle, self._expected.draws, step.drafts, scheduled))
+        number = len(self.trace.steps) - 1
+        self._in_flight.append(_InFlight(number, handle, self._expected.draws, step.drafts, scheduled))
         if self._check_invariants:
             self._look_inside()
 
@@ -362,7 +366,7 @@ class Driver:
         self._scheduler.update(output)
         for name, count in before.items():
             if len(requests[name].output_token_ids) > count:
-                emission = Emission(step.drafts.get(name, 0), output.token_ids[name])
+                emission = Emission(step.number, step.drafts.get(name, 0), output.token_ids[name])
                 self.trace.emissions.setdefault(name, []).append(emission)
 
 

@@ -1,7 +1,8 @@
 """Requests whose drafts are draws, judged step by step: accepted by chance, they change tokens, and formulas say how.
 
-Given the tokens before a step and how many drafts it verified, what it emits is a function of the request's seed. Where
-nobody can say what a draft was drawn from (a head, a model that is not ours) only what may never be drawn is a failure.
+Given the tokens before a step and what its drafts were drawn from, what it emits is a function of the request's seed.
+For a model that follows from the tokens, for a head from all steps of the run (``oracle.heads``). Where nobody can say
+it (a model that is not ours) only what may never be drawn is a failure.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from mrv2.checks.findings import JSON
-from mrv2.fuzz.workload import Emission
+from mrv2.fuzz.workload import Emission, Trace
 from mrv2.refrunner.api import NewRequest
+from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.oracle.grammar import GrammarOracle
-from mrv2.refrunner.oracle.llama import LlamaOracle
+from mrv2.refrunner.oracle.heads import Run
 from mrv2.refrunner.oracle.oracle import ScoredToken
 from mrv2.refrunner.oracle.rounding import Float32Twins, Rounding, processed_gap
 from mrv2.refrunner.oracle.sampling import error_gain, filtered, process
-from mrv2.refrunner.oracle.speculation import Emitted, SpeculativeOracle
+from mrv2.refrunner.oracle.speculation import Drafts, Emitted, SpeculativeOracle
 
 EQUAL, BLOCK = "equal", "block"
+HEAD = "eagle"
 #: Relative error of a probability that is always granted, and how many times the measured one.
 LEAST_ERROR, SAFETY = 1e-3, 16.0
 
@@ -30,6 +33,17 @@ LEAST_ERROR, SAFETY = 1e-3, 16.0
 def by_chance(settings: Mapping[str, JSON]) -> bool:
     """Whether a runner with these settings accepts drafts by chance, where a request has a temperature."""
     return settings.get("verification", EQUAL) != EQUAL
+
+
+def is_head(settings: Mapping[str, JSON]) -> bool:
+    """Whether a head on the target's states proposes."""
+    return settings.get("speculation") == HEAD
+
+
+def run_of(trace: Trace, settings: Mapping[str, JSON]) -> Run:
+    """What a trace shows to who follows a head."""
+    emitted = {(emission.step, name): emission.token_ids for name, each in trace.emissions.items() for emission in each}
+    return Run(trace.steps, emitted, int(str(settings.get("block_size", RunnerConfig.block_size))))
 
 
 @dataclass(frozen=True)
@@ -46,18 +60,17 @@ class Verdict:
 
 
 class ChanceJudge:
-    """Judges what steps with drafts of a draft model emitted.
+    """Judges what steps with drafts that are draws emitted.
 
     Args:
-        target: float64 model.
-        draft: float64 model that proposes.
+        target: float64 model, with its twins.
+        drafts: what they are drawn from.
         grammars: reads grammars, for requests that have one.
     """
 
-    def __init__(self, target: LlamaOracle, draft: LlamaOracle, grammars: GrammarOracle | None) -> None:
-        self._target = target
-        self._oracle = SpeculativeOracle(target, draft, grammars)
-        self._twins = Float32Twins(target), Float32Twins(draft)
+    def __init__(self, target: Float32Twins, drafts: Drafts, grammars: GrammarOracle | None) -> None:
+        self._target, self._drafts = target, drafts
+        self._oracle = SpeculativeOracle(target.model, drafts, grammars)
 
     def judge(self, asked: NewRequest, tokens: Sequence[int], emissions: Sequence[Emission], way: str) -> Verdict:
         """Compare each step with the formulas, given the tokens that were emitted before it.
@@ -98,11 +111,11 @@ class ChanceJudge:
         if not wanted.margin >= LEAST_ERROR:  # no number is close, too
             return True
         tokens = [*known, *wanted.drafts]
-        target, draft = (twins.measure(tokens) for twins in self._twins)
+        target, drawn_from = self._target.measure(tokens), self._drafts.bound(asked.request_id, known, wanted.drafts)
         gain, rows = error_gain(asked.sampling), slice(len(known) - 1, None)
         bound = float(target.logit_bounds[rows].max())
         temperature = float(np.float32(asked.sampling.temperature))
-        error = gain * bound + float(draft.logit_bounds[rows].max()) / temperature
+        error = gain * bound + drawn_from / temperature
         return wanted.margin < SAFETY * error or self._line_moves(asked, tokens, target, rows, gain * bound)
 
     def _line_moves(

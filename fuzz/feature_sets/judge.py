@@ -14,17 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mrv2.checks.findings import JSON
-from mrv2.fuzz.feature_sets.chance import ChanceJudge, by_chance, impossible
+from mrv2.fuzz.feature_sets.chance import ChanceJudge, by_chance, impossible, is_head, run_of
 from mrv2.fuzz.targets.protocols import DraftingTarget, RunnerTarget
 from mrv2.fuzz.workload import Emission, Trace, Workload, WorkloadRequest
 from mrv2.refrunner.api import NewRequest, TokenLogprobs
 from mrv2.refrunner.models.checkpoint import Checkpoint, load_checkpoint
+from mrv2.refrunner.models.self_drafts import load_draft
 from mrv2.refrunner.models.tokenizer import load_tokenizer
 from mrv2.refrunner.oracle.grammar import GrammarOracle
+from mrv2.refrunner.oracle.heads import HeadDrafts, HeadOracle
 from mrv2.refrunner.oracle.llama import LlamaOracle
 from mrv2.refrunner.oracle.oracle import Oracle
 from mrv2.refrunner.oracle.rounding import Float32Twins, Judgement, Rounding, bound_token, log_softmax_errors
 from mrv2.refrunner.oracle.sampling import log_softmax
+from mrv2.refrunner.oracle.speculation import ModelDrafts
 
 #: Sequences whose rounding a judge remembers, each of them some hundred kilobytes for a tiny model.
 KEPT_SEQUENCES = 64
@@ -97,7 +100,7 @@ class Chances:
     Attributes:
         way: of verification.
         emissions: what steps gave, by request.
-        judge: knows the model that proposed; None if nobody does.
+        judge: knows what drafts were drawn from; None if nobody does.
     """
 
     way: str
@@ -226,8 +229,17 @@ def chances_of(target: RunnerTarget, model: str, settings: Mapping[str, JSON], t
     if not by_chance(settings):
         return None
     draft = target.draft_model(settings) if isinstance(target, DraftingTarget) else None
-    judge = None if draft is None else chance_judge_of(model, draft, bool(settings.get("grammars")))
+    judge = _chance_judge(model, draft, settings, trace) if draft else None
     return Chances(str(settings["verification"]), trace.emissions, judge)
+
+
+def _chance_judge(model: str, draft: str, settings: Mapping[str, JSON], trace: Trace) -> ChanceJudge:
+    """The judge of a trace."""
+    grammars = bool(settings.get("grammars"))
+    if not is_head(settings):
+        return chance_judge_of(model, draft, grammars)
+    target, head, reader = _with_head(model, draft, grammars)
+    return ChanceJudge(target, HeadDrafts(target, head, run_of(trace, settings)), reader)
 
 
 def _judge_steps(tally: Tally, asked: NewRequest, tokens: Sequence[int], chances: Chances) -> None:
@@ -249,10 +261,27 @@ def judge_of(model: str, grammars: bool = False) -> Judge:
 
 @functools.cache
 def chance_judge_of(model: str, draft_model: str, grammars: bool = False) -> ChanceJudge:
-    """The judge of a model and of the one that proposes for it, both known to ``load_checkpoint``, made once."""
-    checkpoints = [load_checkpoint(name) for name in (model, draft_model)]
-    target, draft = (LlamaOracle(each.config, each.tensors) for each in checkpoints)
-    return ChanceJudge(target, draft, _reader(checkpoints[0]) if grammars else None)
+    """The judge of a model and of a whole one that proposes for it, see ``load_draft``, made once."""
+    checkpoint = load_checkpoint(model)
+    draft = _draft(draft_model, checkpoint, head=False)
+    target, proposes = (LlamaOracle(each.config, each.tensors) for each in (checkpoint, draft))
+    return ChanceJudge(Float32Twins(target), ModelDrafts(proposes), _reader(checkpoint) if grammars else None)
+
+
+@functools.cache
+def _with_head(model: str, head: str, grammars: bool) -> tuple[Float32Twins, Float32Twins, GrammarOracle | None]:
+    """A model, a head on its states, and what reads grammars, made once."""
+    checkpoint = load_checkpoint(model)
+    draft = _draft(head, checkpoint, head=True)
+    target = LlamaOracle(checkpoint.config, checkpoint.tensors)
+    proposes = HeadOracle.of(target, draft.config, draft.tensors)
+    return Float32Twins(target), Float32Twins(proposes), _reader(checkpoint) if grammars else None
+
+
+def _draft(name: str, target: Checkpoint, *, head: bool) -> Checkpoint:
+    draft = load_draft(name, target, head=head)
+    assert draft is not None, "it has a name"
+    return draft
 
 
 def _reader(checkpoint: Checkpoint) -> GrammarOracle:

@@ -14,12 +14,12 @@ from .ordering import ORDERING
 from .planted import ADDED, PLANTED
 from .seldom import SELDOM
 from .source import Mutation, mutated_package
-from .speculation import ACCOUNTING, DISTRIBUTION, PROPOSALS
+from .speculation import ACCOUNTING, DISTRIBUTION, HEADS, PROPOSALS
 from .targets import MutantTarget, mutant
 from .waiting import WAITING
 
 __all__ = [
-    "ACCOUNTING", "ADDED", "DISTRIBUTION", "EDGES", "FURTHER_EDGES", "FURTHER_WAITS", "MASKS", "MASK_EDGES",
+    "ACCOUNTING", "ADDED", "DISTRIBUTION", "EDGES", "FURTHER_EDGES", "FURTHER_WAITS", "HEADS", "MASKS", "MASK_EDGES",
     "MUTATIONS", "ORDERING", "PLANTED", "PROPOSALS", "SELDOM", "WAITING", "MutantTarget", "Mutation", "mutant",
     "mutated_package",
 ]  # fmt: skip
@@ -34,6 +34,7 @@ _ALL = (
     *DISTRIBUTION,
     *ACCOUNTING,
     *PROPOSALS,
+    *HEADS,
     *ADDED,
     *FURTHER_EDGES,
     *FURTHER_WAITS,

@@ -160,3 +160,38 @@ PROPOSALS = (
         "the draft model never computes the last of its drafts, though all were accepted",
     ),
 )
+
+_DRAFTING = "kernels/drafting.py"
+
+#: Those of a head alone. Drafts are judged by what they were drawn from: whatever it was, the tokens of a request keep
+#: their distribution, and only who computes what a head expects can tell.
+HEADS = (
+    Mutation(
+        "head_continues_an_older_state",
+        _DRAFTING,
+        "before = computed - count + lane - 1\n",
+        "before = computed - count + lane - 2\n",
+        "each token of the head's first pass is computed with the target's state of two tokens before",
+    ),
+    Mutation(
+        "head_continues_another_requests_state",
+        "speculation/model_proposer.py",
+        "self.before[:count].copy_(last)\n",
+        "self.before[:count].copy_(last.roll(1, 0))\n",
+        "behind the first draft, a draft's distribution comes from the state of another row of the batch",
+    ),
+    Mutation(
+        "state_of_a_rejected_draft_is_kept",
+        _DRAFTING,
+        "        last = last - drafts + emitted - 1\n",
+        "        last = last - 0 * drafts\n",
+        "the state that the next step begins with is that of the last draft, accepted or not",
+    ),
+    Mutation(
+        "state_of_the_rows_former_owner",
+        _DRAFTING,
+        "known = tl.where((before < 0) & (enters == 0), width, 0)\n",
+        "known = tl.where(before < 0, width, 0)\n",
+        "a request that enters begins with the state that the former owner of its row has left",
+    ),
+)

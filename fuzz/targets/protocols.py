@@ -164,7 +164,10 @@ class DraftingTarget(Protocol):
     """Optional part of a target that speculates with a model, whose drafts are drawn with the noise of the oracle."""
 
     def draft_model(self, settings: Mapping[str, JSON]) -> str | None:
-        """The model that proposes, as ``load_checkpoint`` knows it; None if it is none, or not a whole model.
+        """The model that proposes, as ``load_draft`` knows it; None if it is none, or nobody has its weights.
+
+        With ``speculation="eagle"`` it is a head, and which states its keys come from is the rule of
+        ``refrunner/speculation/README.md``; None for a head that follows another one.
 
         Args:
             settings: what ``build`` gets.

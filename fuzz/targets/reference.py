@@ -107,9 +107,9 @@ class ReferenceTarget:
         return (f"{self._package}.model_runner:ModelRunner.execute",)
 
     def draft_model(self, settings: Mapping[str, JSON]) -> str | None:
-        """See :class:`DraftingTarget`; a head has no formulas of its own."""
+        """See :class:`DraftingTarget`."""
         named = settings.get("draft_model") or TINY_DRAFTS.get(settings.get("speculation"))
-        return str(named) if named and settings.get("speculation") == "draft" else None
+        return str(named) if named and settings.get("speculation") in TINY_DRAFTS else None
 
     def build(self, config: Mapping[str, JSON]) -> ReferenceRunner:
         """Load the model (once per target) and allocate a runner."""

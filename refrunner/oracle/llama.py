@@ -145,7 +145,7 @@ class LlamaOracle:
         self.dtype = dtype
         self.weights: dict[str, Tensor] = {}
         for name, shape in weight_shapes(config).items():
-            self.weights[name] = _checked(name, shape, tensors).detach().to(dtype)
+            self.weights[name] = checked_weight(name, shape, tensors).detach().to(dtype)
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
         """Logits of the token that follows each position: ``dtype`` [len(token_ids), vocab_size].
@@ -221,14 +221,25 @@ class LlamaOracle:
     def _attention(self, index: int, x: Tensor, angles: Tensor) -> Tensor:
         prefix = f"model.layers.{index}"
         hidden_keys = self.mask(len(x)) | self.below_window(len(x), self.config.layer_windows[index])
-        group = self.config.num_heads // self.config.num_kv_heads
         query = self.rotate(self._heads(f"{prefix}.self_attn.q_proj", x), angles)
-        key = self.rotate(self._heads(f"{prefix}.self_attn.k_proj", x), angles).repeat_interleave(group, dim=1)
-        value = self._heads(f"{prefix}.self_attn.v_proj", x).repeat_interleave(group, dim=1)
+        key = self.rotate(self._heads(f"{prefix}.self_attn.k_proj", x), angles)
+        value = self._heads(f"{prefix}.self_attn.v_proj", x)
+        return self._linear(f"{prefix}.self_attn.o_proj", self.mix(query, key, value, hidden_keys))
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, hidden_keys: Tensor) -> Tensor:
+        """Values mixed by how well keys answer queries: ``dtype`` [q, heads * head_dim].
+
+        Args:
+            query: ``dtype`` [q, heads, head_dim], rotated.
+            key: ``dtype`` [k, kv_heads, head_dim], rotated.
+            value: likewise, as it is.
+            hidden_keys: bool [q, k], which key a query may not see.
+        """
+        group = self.config.num_heads // self.config.num_kv_heads
+        key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", query, key) / self.config.head_dim**0.5
         weights = scores.masked_fill(hidden_keys, -torch.inf).softmax(dim=-1)
-        mixed = torch.einsum("hqk,khd->qhd", weights, value)
-        return self._linear(f"{prefix}.self_attn.o_proj", mixed.flatten(1))
+        return torch.einsum("hqk,khd->qhd", weights, value).flatten(1)
 
     def _heads(self, name: str, x: Tensor) -> Tensor:
         return self._linear(name, x).reshape(len(x), -1, self.config.head_dim)
@@ -271,7 +282,12 @@ def _check_length(length: int, config: LlamaShape) -> None:
         )
 
 
-def _checked(name: str, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> Tensor:
+def checked_weight(name: str, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> Tensor:
+    """One weight of a model.
+
+    Raises:
+        CheckpointError: it is missing or has another shape.
+    """
     if name not in tensors:
         raise CheckpointError(
             f"weight {name}",

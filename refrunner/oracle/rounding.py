@@ -79,7 +79,7 @@ LOG_SOFTMAX_BLOCK = 1024
 # Operations on a logit before the draw: bias, repetition, frequency and its product, presence, temperature, min-p.
 PROCESSING_ROUNDINGS = 8
 
-# Which axes of a weight are the hidden (h) and the intermediate (i) dimension; "." is neither.
+# Which axes of a weight are the hidden (h) and the intermediate (i) dimension, or two hidden ones in a row (H).
 _AXES = {
     "embed_tokens": ".h",
     "lm_head": ".h",
@@ -93,6 +93,7 @@ _AXES = {
     "input_layernorm": "h",
     "post_attention_layernorm": "h",
     "norm": "h",
+    "fc": "hH",
 }
 
 
@@ -169,6 +170,11 @@ class Float32Twins:
             (type(model)(model.config, plain, torch.float32), torch.arange(model.config.hidden_size)),
             (type(model)(model.config, reordered, torch.float32), order.argsort()),
         )
+
+    @property
+    def twins(self) -> tuple[LlamaOracle, ...]:
+        """The two float32 models; hidden columns of the second are in an order that their number alone decides."""
+        return tuple(twin for twin, _ in self._twins)
 
     def measure(self, token_ids: Sequence[int]) -> Rounding:
         """Run the oracle and its twins over one sequence and derive the bounds.
@@ -289,7 +295,8 @@ def _deviations(exact: Forward, logprobs: Tensor, run: Forward) -> Tensor:
 
 
 def _reorder(name: str, weight: Tensor, hidden: Tensor, inner: Tensor) -> Tensor:
-    for axis, kind in enumerate(_AXES[name.split(".")[-2]]):
+    places = {"h": hidden, "i": inner, "H": torch.cat((hidden, hidden + len(hidden)))}
+    for axis, kind in zip(range(weight.dim()), _AXES[name.split(".")[-2]], strict=False):  # a bias has one axis
         if kind != ".":
-            weight = weight.index_select(axis, hidden if kind == "h" else inner)
+            weight = weight.index_select(axis, places[kind])
     return weight

@@ -9,29 +9,70 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..api import NewRequest
 from .grammar import GrammarOracle
 from .llama import LlamaOracle
 from .noise import Purpose, gumbel, words
+from .rounding import Float32Twins
 from .sampling import filtered, process
 
 Row = NDArray[np.float64]
 
 
+class Drafts(Protocol):
+    """What somebody's drafts are drawn from."""
+
+    def logits(self, request_id: str, tokens: Sequence[int], drafts: Sequence[int]) -> Tensor:
+        """Logits [V] of the draft behind some tokens and drafts, in float64.
+
+        Args:
+            request_id: whose drafts they are.
+            tokens: that were known when the first was drawn.
+            drafts: before this one.
+        """
+        ...
+
+    def bound(self, request_id: str, tokens: Sequence[int], drafts: Sequence[int]) -> float:
+        """How far float32 may rightly be from any of the logits that these drafts are drawn from."""
+        ...
+
+
+class ModelDrafts:
+    """Those of a whole model, which knows the tokens alone; see :class:`Drafts`."""
+
+    def __init__(self, model: LlamaOracle) -> None:
+        self._model = model
+
+    def logits(self, request_id: str, tokens: Sequence[int], drafts: Sequence[int]) -> Tensor:
+        """See :class:`Drafts`."""
+        return self._model.logits([*tokens, *drafts])[-1]
+
+    def bound(self, request_id: str, tokens: Sequence[int], drafts: Sequence[int]) -> float:
+        """See :class:`Drafts`."""
+        return float(self._twins.measure([*tokens, *drafts]).logit_bounds[len(tokens) - 1 :].max())
+
+    @cached_property
+    def _twins(self) -> Float32Twins:
+        return Float32Twins(self._model)
+
+
 class SpeculativeOracle:
-    """What a step with drafts of a draft model emits, given all tokens before it; no state between calls.
+    """What a step with drafts that are draws emits, given all tokens before it; no state between calls.
 
     Args:
         target: the model.
-        draft: the model that proposes.
+        draft: what the drafts are drawn from.
         grammars: reads grammars; needed for requests that have one. Drafts know nothing of them.
     """
 
-    def __init__(self, target: LlamaOracle, draft: LlamaOracle, grammars: GrammarOracle | None = None) -> None:
+    def __init__(self, target: LlamaOracle, draft: Drafts, grammars: GrammarOracle | None = None) -> None:
         self._target = target
         self._draft = draft
         self._grammars = grammars
@@ -52,7 +93,7 @@ class SpeculativeOracle:
         proposed: list[Row] = []
         margins: list[float] = []
         for offset in range(num_drafts):
-            logits = self._draft.logits([*tokens, *drafts])[-1].numpy().astype(np.float64)
+            logits = self._draft.logits(request.request_id, tokens, drafts).numpy().astype(np.float64)
             proposed.append(logits / temperature)
             scores = np.sort(proposed[-1] + gumbel(seed, known + offset, len(logits), Purpose.DRAFT, offset))
             margins.append(float(scores[-1] - scores[-2]))

@@ -8,7 +8,7 @@ from mrv2.fuzz.workload import Driver, Workload, WorkloadRequest
 from mrv2.refrunner.api import NewRequest, SamplingParams
 from mrv2.refrunner.models.checkpoint import load_checkpoint
 from mrv2.refrunner.oracle.llama import LlamaOracle
-from mrv2.refrunner.oracle.speculation import SpeculativeOracle
+from mrv2.refrunner.oracle.speculation import ModelDrafts, SpeculativeOracle
 
 from .speculation_cases import CAPACITIES, VOCAB
 
@@ -66,7 +66,8 @@ def test_every_step_emits_what_the_formulas_say(verification, num_drafts, steps_
         trace = driver.run()
     assert (trace.crash, trace.broken, session.findings) == (None, [], [])
     models = (load_checkpoint(name) for name in ("tiny", "tiny-draft"))
-    oracle = SpeculativeOracle(*(LlamaOracle(model.config, model.tensors) for model in models))
+    target, draft = (LlamaOracle(model.config, model.tensors) for model in models)
+    oracle = SpeculativeOracle(target, ModelDrafts(draft))
     close = 0
     for request in requests:
         asked = NewRequest(request.request_id, request.prompt, len(request.prompt), request.sampling)
