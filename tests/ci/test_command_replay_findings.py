@@ -24,7 +24,8 @@ PLAIN = Script((Arrive((1, 2, 3), SamplingParams(max_tokens=3)),), SETTINGS)
 DRAWN = (Arrive((3,) * 9, SamplingParams(temperature=0.8, seed=5, max_tokens=6)),)
 SEEDS = tuple(Arrive((3, 4), SamplingParams(temperature=1.5, seed=seed, max_tokens=6)) for seed in (5, 6))
 LATE = Schedule("late", 0, (Decision(3, None),))
-#: Draws are biased where the device is behind: no oracle knows drafts of a head, so that only a relation sees it.
+#: Draws are biased where the device is behind: it does not say what its drafts are drawn from, so that only a relation
+#: sees it.
 MODULE = """
 import os
 from dataclasses import replace
@@ -35,6 +36,9 @@ from mrv2.fuzz.targets.reference import ReferenceTarget
 
 
 class Hasty(ReferenceTarget):
+    def draft_model(self, settings):
+        return None
+
     def build(self, config):
         torch.zeros(1, device="cuda").add_(1)
         event = torch.cuda.Event()

@@ -83,7 +83,7 @@ class Hasty:
 
 
 def test_a_runner_whose_tokens_depend_on_how_far_the_device_is_is_found():
-    """With a head nobody knows which tokens are right, and those that it draws may all be drawn."""
+    """It does not say what its drafts are drawn from, and the tokens that it draws may all be drawn."""
     events = (Arrive((3,) * 20, SamplingParams(temperature=0.8, seed=5, max_tokens=9)),)
     settings = {**SETTINGS, "speculation": "eagle", "verification": "token", "attention": "triton"}
     script = Script(events, settings, schedule=Schedule("late"))
