@@ -168,6 +168,8 @@ def _grouping(
         )
     inside = order[probabilities[order] > 0]
     starts = _cut(probabilities[inside], MIN_EXPECTED / draws, groups)
+    if len(starts) == 1 and groups > 1:
+        starts += _halves(probabilities[inside], MIN_EXPECTED / draws)
     labels = np.full(probabilities.size, len(starts), dtype=np.int64)
     labels[inside] = _labels(inside, starts)
     return Grouping(labels, _range_names(inside, starts, unit))
@@ -208,3 +210,14 @@ def _require_mass(name: str, values: NDArray[np.float64]) -> None:
             "a negative or undefined expectation cannot be compared with a count",
             "probabilities from softmax, or draws times probabilities",
         )
+
+
+def _halves(mass: NDArray[np.float64], least: float) -> list[int]:
+    """First cell of a second group, none if one of both would hold less than ``least``.
+
+    A likely cell with little behind it takes all that is in front of it into its group, though that would do for one.
+    """
+    before = np.cumsum(mass)[:-1]
+    behind = float(mass.sum()) - before
+    cuts = np.flatnonzero((before >= least) & (behind >= least))
+    return [int(cuts[np.argmax(np.minimum(before, behind)[cuts])]) + 1] if cuts.size else []

@@ -38,6 +38,7 @@ NARROW = 500  # tokens in a row where a wide one is too slow; not a whole number
 _NARROW_BLOCK = 128
 _TREND = 0.02  # discrepancy of a trend over ids that narrow rows must show
 _FILTERED = 1100  # tokens in a row of the filters: a whole block and a part
+_RECORDED = 32  # the first ids of the recorded model are control tokens, of which one has nearly all of the mass
 _REPORTED = 50_000  # tokens in a row of log-probabilities in a short run
 _SPECULATIONS = 200_000
 _FOR_ROWS = 0.6  # share of the time that is left which rows may take; pairs and repeats need some
@@ -254,8 +255,10 @@ def _affordable(rows: Sequence[RowPlan], draws: float) -> tuple[list[RowPlan], l
 
 def _wide_rows(profile: Profile, plan: AuditPlan) -> list[RowPlan]:
     size = plan.vocab_size
-    rows = [*ladder(size), half_head(size), last_block(size), two_level(size), flat(size), zipf(size), offset(size)]
-    return [_planned(row, profile, plan) for row in (*rows, *recorded(size))]
+    heads = [half_head(size)] if size > 2 else []  # two equally likely tokens are so at each temperature
+    models = recorded(size) if size >= _RECORDED else ()
+    rows = [*ladder(size), *heads, last_block(size), two_level(size), flat(size), zipf(size), offset(size), *models]
+    return [_planned(row, profile, plan) for row in rows]
 
 
 def _narrow_rows(profile: Profile, plan: AuditPlan) -> list[RowPlan]:

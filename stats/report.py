@@ -24,6 +24,8 @@ WIDTH = 112
 NARROWEST = 40  # narrower terminals have to fold lines by themselves
 _MISSED = 8  # lines for what could have been missed
 _NAMED = 3  # examples of a list
+_FOR_DRAWS = 0.5  # share of a longer time that goes to the rows, about
+_LONGEST = 8 * 3600.0  # seconds of a longer run that is worth proposing
 #: What each layer asks, in plain words, in the order in which they run.
 PLAIN = {
     "contract": "ids, masks, greedy draws, batches",
@@ -308,9 +310,35 @@ def next_step(report: AuditReport) -> str:
         RunVerdict.PASS: "Next: nothing. A longer run (--profile nightly) sees smaller faults.",
         RunVerdict.SUSPICIOUS: "Next: run again with another --seed; a real fault comes back.",
         RunVerdict.FAIL: "Next: repair it and run again with the same seed; mrv2 audit --html FILE shows the draws.",
-        RunVerdict.INCONCLUSIVE: "Next: give it more time (--time 10m, in a test seconds=600), or draw on a GPU.",
+        RunVerdict.INCONCLUSIVE: _after_too_little(report),
     }
     return steps[report.verdict]
+
+
+def _after_too_little(report: AuditReport) -> str:
+    """How much more time it takes, about, or that no time is enough."""
+    missing = _draws_missing(report)
+    speed = report.draws / report.seconds if report.seconds else 0.0
+    seconds = report.seconds + missing / speed / _FOR_DRAWS if speed else 0.0
+    if seconds <= _LONGEST:
+        minutes = max(10, math.ceil(seconds / 60))
+        told, minutes = (f"{minutes}m", minutes) if minutes <= 90 else (f"{-(-minutes // 60)}h", -(-minutes // 60) * 60)
+        return f"Next: give it more time (--time {told}, in a test seconds={minutes * 60}), or draw on a GPU."
+    shows_bits = any(result.layer == "noise" and not result.not_run for result in report.audit.results)
+    bits = "" if shows_bits else ", or let the sampler show its bits (words, noise): rare tokens follow from them"
+    return (
+        f"Next: more time hardly helps: {missing / 1e6:,.0f} million draws are missing, {seconds / 3600:,.0f} hours at "
+        f"this speed. Draw on a GPU{bits}."
+    )
+
+
+def _draws_missing(report: AuditReport) -> int:
+    """Draws of which tests had too few, each row's counted once."""
+    missing: dict[tuple[str, str], int] = {}
+    for test in _short_tests(report):
+        row = (test.layer, test.first.part)
+        missing[row] = max(missing.get(row, 0), (test.first.needed or 0) - test.first.result.draws)
+    return sum(missing.values())
 
 
 def as_text(lines: Sequence[str]) -> str:

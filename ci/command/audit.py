@@ -15,7 +15,12 @@ def audit(
         str,
         typer.Argument(metavar="TARGET", help="refrunner, another known name, or package.module:object; --list."),
     ] = "refrunner",
-    profile: Annotated[str, typer.Option(metavar="NAME", help="How closely to look: pr, nightly or overnight.")] = "pr",
+    profile: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="How closely to look: pr (a minute), nightly (half an hour), overnight (8 h)."
+        ),
+    ] = "pr",
     time: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="End after so long: 60s, 10m, 8h; what is cut then counts as not tested."),

@@ -60,10 +60,18 @@ class Evidence:
 def watched(console: Console, settings: Settings, name: str = "") -> Iterator[Evidence]:
     """The time of an audit: a live line on a terminal, which is removed at its end; one line at its start elsewhere."""
     about = f"{name}: " if name else ""
+    length = _length(settings)
     if not console.is_terminal:
-        screen.line(console, f"{about}auditing, profile {settings.profile.name}, seed {settings.seed} ...")
+        told = f"{about}auditing, profile {settings.profile.name}, seed {settings.seed}, {length} ..."
+        screen.line(console, told)
         yield Evidence()
         return
-    columns = (SpinnerColumn(), TextColumn(about + "{task.description}"), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn(about + "{task.description}"), TimeElapsedColumn(), TextColumn(length))
     with Progress(*columns, console=console, transient=True) as bars:
         yield Evidence(bars=bars, task=bars.add_task("starting", total=None))
+
+
+def _length(settings: Settings) -> str:
+    """How long it may take; without ``--time`` a busy machine, or a slow sampler, is given more than is meant."""
+    meant = f"about {settings.profile.seconds:,.0f} s, " if settings.profile.seconds < settings.limit else ""
+    return f"{meant}at most {settings.limit:,.0f} s"

@@ -12,13 +12,13 @@ from mrv2.fuzz.targets.plain_samplers import CallableSampler, multinomial_sample
 from mrv2.stats import audit as audits
 from mrv2.stats.assertion import SamplerIncorrectError, assert_sampler_correct
 from mrv2.stats.audit import NO_TIME, audit, settings
-from mrv2.stats.distribution_layer import DistributionLayer
+from mrv2.stats.distribution_layer import DistributionLayer, row_tests
 from mrv2.stats.errors import ArgumentError
 from mrv2.stats.layers import AuditPlan, Silent
 from mrv2.stats.planted.clean import CleanSampler
 from mrv2.stats.planted.faults import PLANTED, TokensOnly
 from mrv2.stats.profiles import NARROW, AffordableDistribution, profile_of
-from mrv2.stats.report import LINES, WIDTH, meaning, screen
+from mrv2.stats.report import LINES, WIDTH, meaning, next_step, screen
 from mrv2.stats.timing import TimeBudget
 
 from .timed import timed
@@ -175,6 +175,35 @@ def test_a_long_name_is_one_short_line():
     report = run(target, "contract")
     assert len(report.target) <= 60
     assert "\n" not in report.target
+
+
+@pytest.mark.parametrize("vocab_size", [2, 3, 17, 32, 512])
+def test_with_the_draws_that_are_planned_no_row_is_too_short_however_small_the_vocabulary(vocab_size):
+    plan = AuditPlan(vocab_size, 0)
+    (layer, size) = AffordableDistribution(profile_of("pr")).chosen(TokensOnly(CleanSampler()), plan).rows
+    assert size == vocab_size
+    for planned in layer.rows:
+        shares = np.exp(planned.row.log_probabilities)
+        drawn = np.random.default_rng(0).multinomial(planned.draws, shares / shares.sum())
+        tests = row_tests(planned.row, np.append(drawn, 0), plan)
+        assert [test.name for test in tests if test.short] == []
+
+
+@pytest.mark.parametrize(
+    ("draws_a_second", "told"),
+    [
+        (1e12, "Next: give it more time (--time 10m, in a test seconds=600), or draw on a GPU."),
+        (3e5, "Next: give it more time (--time 5h, in a test seconds=18000), or draw on a GPU."),
+        (1e3, "hours at this speed. Draw on a GPU, or let the sampler show its bits (words, noise): rare tokens"),
+    ],
+)
+def test_who_has_too_few_draws_is_told_how_much_time_they_take_or_that_none_is_enough(draws_a_second, told):
+    ticks = itertools.count()
+    chosen = settings(vocab_size=600, layers=("distribution",), seconds=1.0)
+    report = audit(TokensOnly(CleanSampler()), chosen, clock=lambda: next(ticks) * 0.1)
+    report = dataclasses.replace(report, draws=int(draws_a_second), seconds=1.0)
+    assert report.verdict is RunVerdict.INCONCLUSIVE
+    assert told in next_step(report)
 
 
 def test_a_rate_is_refused_by_the_name_that_was_written():

@@ -119,3 +119,11 @@ def test_bad_arguments_are_refused_in_four_parts(call):
     with pytest.raises(ArgumentError) as caught:
         call()
     assert all((caught.value.subject, caught.value.rule, caught.value.reason, caught.value.remedy))
+
+
+def test_a_likely_token_at_the_end_leaves_the_others_a_group_of_their_own():
+    """Row of a model whose best token is among the last ids; one group would show nothing, however many draws."""
+    probabilities = np.array([0.002, 0.002, 0.001, 0.994999, 0.000001])
+    grouping = index_groups(probabilities, 100_000)
+    assert grouping.names == ("ids 0-2", "ids 3-4")
+    assert index_groups(probabilities, 2_000).names == ("ids 0-4",)  # 10 expected draws are too few for a group
