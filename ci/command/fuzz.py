@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mrv2.fuzz.campaign.driver import State
     from mrv2.fuzz.campaign.findings import FoundCase
     from mrv2.fuzz.campaign.options import Options
+    from mrv2.fuzz.script import Script
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 #: Without a terminal: a line now and then, so that a log of CI shows that it is alive.
@@ -223,12 +224,13 @@ def _lines(state: State, seconds: float | None) -> list[str]:
     of = f" of {seconds:.0f}" if seconds else ""
     since = f", last new {time.time() - progress.newest:.0f} s ago" if progress.newest else ""
     died = f", {state.deaths} died" if state.deaths else ""
-    speed = f"{counts['steps'] / busy:.0f} steps a second and core"
+    speed = f"{screen.count(round(counts['steps'] / busy), 'step')} a second and core"
+    cases, steps = screen.count(counts["cases"], "case"), screen.count(counts["steps"], "step")
     damaged = screen.count(progress.damaged, "damaged line")
     return [
         f"{state.seconds:.0f}{of} s, {screen.count(state.workers or state.most_workers, 'worker')}{died}",
-        f"{counts['cases']} cases, {counts['steps']} steps, {counts['virtual_steps']} on the virtual device; {speed}",
-        f"{len(progress.meetings)} meetings of features, events and schedules{since}",
+        f"{cases}, {steps}, {counts['virtual_steps']} on the virtual device; {speed}",
+        f"{screen.count(len(progress.meetings), 'meeting')} of features, events and schedules{since}",
         screen.count(len(state.findings), "finding"),
         *([f"{damaged} in the folder of the workers, not counted"] if progress.damaged else []),
     ]
@@ -244,7 +246,7 @@ def _verdict(state: State) -> RunVerdict:
 def _print(console: Console, db: Path, state: State, verdict: RunVerdict, interrupted: bool) -> None:
     """Findings with a test for each, then the sums; the verdict last."""
     for case in state.findings:
-        size = f"{case.script.num_events} events, {case.script.num_deviations} deviations"
+        size = size_of(case.script)
         how = size if case.minimised else f"{size}, not minimised yet"
         hits = state.progress.hits[case.signature]
         screen.line(console, f"{case.text}")
@@ -256,10 +258,8 @@ def _print(console: Console, db: Path, state: State, verdict: RunVerdict, interr
         screen.line(console, f"{case.text}, {again}: {db / 'killed' / case.file_name}")
     for line in _lines(state, None):
         screen.line(console, line)
-    refused = state.progress.counts["refused"]
-    screen.line(
-        console, f"{refused} cases refused by the target; {state.progress.overhead:.0%} of the time in the engine"
-    )
+    refused = screen.count(state.progress.counts["refused"], "case")
+    screen.line(console, f"{refused} refused by the target; {state.progress.overhead:.0%} of the time in the engine")
     stopped = ", stopped by Ctrl-C" if interrupted else ""
     screen.line(console, f"{verdict.value.upper()}: {screen.count(len(state.findings), 'finding')} in {db}{stopped}")
 
@@ -276,6 +276,11 @@ def _as_report(target: str, state: State, verdict: RunVerdict) -> Report:
     }
     findings = tuple(ReportedFinding(as_finding(case)) for case in state.findings)
     return Report("fuzz", describe(), verdict, findings=findings, metrics=metrics)
+
+
+def size_of(script: Script) -> str:
+    """How much there is in a script, in words."""
+    return f"{screen.count(script.num_events, 'event')}, {screen.count(script.num_deviations, 'deviation')}"
 
 
 def as_finding(case: FoundCase) -> Finding:

@@ -232,7 +232,9 @@ def _print(console: Console, judged: Judged) -> None:
         screen.line(console, f"not part of the target, as far as the exercises go: {', '.join(judged.not_entered)}")
     for name, entry in (judged.planted or {}).items():
         if not entry["found"]:
-            screen.line(console, f"planted fault not found in {entry['cases']} cases: {name}: {entry['fault']}")
+            screen.line(
+                console, f"planted fault not found in {screen.count(entry['cases'], 'case')}: {name}: {entry['fault']}"
+            )
     screen.line(console, f"{judged.verdict.value.upper()}: {'; '.join(_sums(judged))}")
 
 

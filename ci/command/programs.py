@@ -31,7 +31,7 @@ def program_of_file(named: Mapping[str, JSON]) -> Callable[[], object]:
         reference = str(named["callable"])
         return resolve_program(f"program {reference!r} of the replay file", reference)
     workload = workload_from_json(cast(Mapping[str, JSON], named["workload"]))
-    return RunnerProgram(resolve_target(str(named["target"])), workload)
+    return RunnerProgram(resolve_target(str(named["target"]), "the replay file's target"), workload)
 
 
 def program_of_argument(reference: str) -> Callable[[], object]:

@@ -15,7 +15,7 @@ from mrv2.ci.report.json_report import Report
 from mrv2.ci.report.outcome import ReportedFinding
 
 from .environment import describe
-from .fuzz import as_finding
+from .fuzz import as_finding, size_of
 
 if TYPE_CHECKING:
     from mrv2.fuzz.campaign.findings import FoundCase
@@ -46,7 +46,7 @@ def replay_finding(console: Console, path: Path, times: int) -> tuple[Report, Ru
 
     found = read_found_case(path)
     with importable(Path.cwd()):
-        target = resolve_target(found.target)
+        target = resolve_target(found.target, "the finding's target")
         runs = [_run(target, found) for _ in range(times)]
     same = all(failures and failures[0].signature == found.cause for failures, _ in runs)
     same &= all(observed == runs[0][1] for _, observed in runs)
@@ -92,9 +92,8 @@ def _print(console: Console, found: FoundCase, runs: list[Seen], verdict: RunVer
     from mrv2.checks.virtual.replay import environment
 
     script = found.script
-    size = f"{screen.count(script.num_events, 'event')}, {screen.count(script.num_deviations, 'deviation')}"
     screen.line(console, f"target    {found.target}")
-    screen.line(console, f"schedule  {script.schedule or 'none: the plain CPU'}; {size}")
+    screen.line(console, f"schedule  {script.schedule or 'none: the plain CPU'}; {size_of(script)}")
     screen.line(console, f"then      {found.text}")
     for failures, _ in runs:
         screen.line(console, f"now       {failures[0].text if failures else 'nothing is wrong'}")

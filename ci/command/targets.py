@@ -31,7 +31,11 @@ def importable(folder: Path) -> Iterator[None]:
 
 
 def resolve_target(reference: str, named_by: str = "--target") -> RunnerTarget:
-    """The target that a command line names: one of ours, or ``package.module:object``; a class is instantiated.
+    """The target of a name: one of ours, or ``package.module:object``; a class is instantiated.
+
+    Args:
+        reference: the name.
+        named_by: what it comes from, for errors: an option, an argument or a file.
 
     Raises:
         InputError: the name has another form, cannot be imported, or names something that is no target.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mrv2.checks.findings import JSON
+from mrv2.checks.report.text import count
 from mrv2.checks.virtual.transcript import Digest, Note
 from mrv2.fuzz.case import CaseOutcome
 
@@ -89,4 +90,4 @@ def parts(before: Observed, now: Observed) -> Iterator[tuple[str, bool]]:
     yield "tokens", before.tokens == now.tokens
     yield "log-probabilities", before.logprobs == now.logprobs
     yield "findings", before.failures == now.failures
-    yield f"timeline of {now.events} events", (before.events, before.timeline) == (now.events, now.timeline)
+    yield f"timeline of {count(now.events, 'event')}", (before.events, before.timeline) == (now.events, now.timeline)

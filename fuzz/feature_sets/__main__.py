@@ -14,6 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 
+from mrv2.checks.report.text import count
+
 from .differential import CPU, ENVIRONMENTS
 from .factors import FeatureSet, feature_sets, speculating_sets
 from .workers import Answer, Budget, Run, processes, run_all, run_one
@@ -78,12 +80,12 @@ def _done(file: Path, steps: int) -> list[Answer]:
 
 def _line(answer: Answer) -> str:
     place = f"set {answer['set']} {answer['environment']}"
-    return f"{place}: {answer['steps']} steps, {answer['failures']} failures, {answer['seconds']} s"
+    return f"{place}: {count(answer['steps'], 'step')}, {count(answer['failures'], 'failure')}, {answer['seconds']} s"
 
 
 def _verdict(file: Path, steps: int, environments: list[str], sets: tuple[FeatureSet, ...]) -> int:
     left = _missing(file, steps, environments, sets)
-    print(f"{len(left)} runs left", flush=True)
+    print(f"{count(len(left), 'run')} left", flush=True)
     if any(answer["failures"] for answer in _done(file, steps)):
         return FAIL
     return INCONCLUSIVE if left else PASS

@@ -5,6 +5,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -187,12 +188,23 @@ def test_a_program_that_cannot_be_found_is_refused(named: str, rule: str) -> Non
     assert f"program {named!r} of the replay file" in result.stderr
 
 
-def test_a_malformed_workload_is_refused() -> None:
+def replayed(program: dict[str, Any]) -> Result:
+    """``mrv2 replay`` of a file that names another program."""
     record("overwritten")
     content = json.loads(Path("r.json").read_text())
-    content["program"] = {"target": "refrunner", "workload": {"requests": [{"prompt": 3}]}}
-    Path("r.json").write_text(json.dumps(content))
-    result = mrv2("replay", "r.json")
+    Path("r.json").write_text(json.dumps({**content, "program": program}))
+    return mrv2("replay", "r.json")
+
+
+def test_a_target_that_cannot_be_imported_is_the_files() -> None:
+    result = replayed({"target": "no_such_module:x", "workload": workload_as_json(random_workload(256, 1, 2))})
+    assert result.exit_code == 2
+    assert "the replay file's target 'no_such_module:x'" in " ".join(result.stderr.split())
+    assert "--target" not in result.stderr
+
+
+def test_a_malformed_workload_is_refused() -> None:
+    result = replayed({"target": "refrunner", "workload": {"requests": [{"prompt": 3}]}})
     assert result.exit_code == 2
     assert "the workload of a replay file" in result.stderr
 

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from mrv2.checks.virtual.schedules import Decision, Schedule
 from mrv2.ci.command.app import app
+from mrv2.ci.command.fuzz import size_of
 from mrv2.ci.command.targets import importable, resolve_target
 from mrv2.fuzz.campaign.findings import FindingStore, FoundCase, read_found_case
 from mrv2.fuzz.campaign.observed import observe
@@ -130,6 +131,19 @@ def test_a_case_that_ends_its_process_is_repeated_in_another_one(tmp_path):
     (tmp_path / "findings" / case.file_name).write_text(json.dumps(mended.as_json()))
     ran = mrv2("replay", tmp_path / "findings" / case.file_name)
     assert ran.exit_code == 1 and "nothing is wrong" in ran.output
+
+
+def test_a_target_that_cannot_be_imported_is_the_findings(tmp_path):
+    case = FoundCase("no_such_module:Target", "crash", "as seen", PLAIN, PLAIN, 3, "crash", True)
+    FindingStore(tmp_path / "findings").add(case)
+    ran = mrv2("replay", tmp_path / "findings" / case.file_name)
+    assert ran.exit_code == 2 and "the finding's target 'no_such_module:Target'" in " ".join(ran.stderr.split())
+    assert "--target" not in ran.stderr
+
+
+@pytest.mark.parametrize(("number", "words"), [(1, "1 event, 1 deviation"), (2, "2 events, 2 deviations")])
+def test_one_event_is_no_events(number, words):
+    assert size_of(Script(SEEDS[:number], SETTINGS, schedule=Schedule("late", 0, LATE.deviations * number))) == words
 
 
 @pytest.mark.parametrize("damage", [{"events": "many"}, {"tokens": [1]}, {"failures": [7]}, {"more": 1}])
