@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,7 +29,7 @@ from mrv2.ci.command.environment import describe
 from mrv2.fuzz.targets.reference_sampler import ReferenceSampler
 from mrv2.refrunner.kernels.logits_processing import BIAS, TOP_P
 from mrv2.refrunner.sampling import gumbel
-from mrv2.refrunner.sampling.blocks import GPU_MOST_PARTS, Parts, parts_of
+from mrv2.refrunner.sampling.blocks import GPU_FEW_BLOCKS, GPU_LIST_CHUNK, GPU_MOST_PARTS, Parts, parts_of
 from mrv2.refrunner.sampling.gumbel import Processed, Sampled
 
 VOCAB = 151_936
@@ -237,7 +237,9 @@ def divisions(count: int, vocab_size: int, block: int, warps: int, groups: int) 
         number = -(-blocks // each)
         if number not in seen and (60 <= number * count <= 6000 or number == 1):
             seen.add(number)
-            yield Parts(number, GPU_MOST_PARTS, each, block, groups, 128, block // 4, warps)
+            yield Parts(
+                number, GPU_MOST_PARTS, each, block, groups, 128, block // 4, warps, GPU_FEW_BLOCKS, GPU_LIST_CHUNK
+            )
 
 
 NEAR = (8, 16, 32, 64, 128, 256)
@@ -272,7 +274,8 @@ def _around(today: Parts, vocab_size: int, block: int, warps: int, groups: int) 
     blocks = -(-vocab_size // block)
     numbers = {-(-blocks // -(-blocks // max(1, round(today.number * factor)))) for factor in FACTORS}
     for number in sorted(one for one in numbers if one <= GPU_MOST_PARTS):
-        yield Parts(number, GPU_MOST_PARTS, -(-blocks // number), block, groups, today.search, block // 4, warps)
+        shape = {"blocks": -(-blocks // number), "block": block, "groups": groups, "lanes": block // 4, "warps": warps}
+        yield replace(today, number=number, **shape)
 
 
 if __name__ == "__main__":

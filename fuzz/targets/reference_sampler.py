@@ -220,28 +220,21 @@ class ReferenceSampler:
         """Thresholds, by the kernels that a step of the runner launches; filters alone need no copy of the logits."""
         import torch
 
-        stages, blocks = self._stages(), self._import("sampling.blocks")
+        stages = self._stages()
         count, vocab_size = table.shape
         host_numbers = _numbers(stages, filters, count)
         numbers = self._tensor(host_numbers)
         reals = self._tensor(_reals(stages, temperature, filters, count))
         rows = torch.arange(count, dtype=torch.int32, device=self._device)
-        nothing = torch.zeros(1, dtype=torch.int32, device=self._device)
         processed = torch.empty(0, vocab_size, dtype=torch.float32, device=self._device)
-        block, grouping = blocks.block_of(table.device, vocab_size), blocks.grouping_of(table.device, vocab_size)
-        num_groups = -(-vocab_size // grouping.group)
-        maxima = torch.empty(count, num_groups, dtype=torch.int32, device=self._device)
-        # No stage but the filters is asked for, so the tables of the others are never read.
-        stages.process_logits[(count, -(-vocab_size // block))](
-            table, table.stride(0), rows, rows, nothing, numbers, reals, nothing, nothing, reals,
-            nothing, nothing, nothing, nothing, nothing, 0, processed, maxima, vocab_size, 0, num_groups, BIASES=4,
-            STOPS=4, WORDS=4, WORD_TOKENS=4, DRAFTS=False, BLOCK=block, GROUP=grouping.group, **blocks.LAUNCH,
-        )  # fmt: skip
+        grouping = self._import("sampling.blocks").grouping_of(table.device, vocab_size)
+        groups = torch.empty(count, -(-vocab_size // grouping.group), dtype=torch.int32, device=self._device)
+        maxima = self._import("sampling.maxima").find_maxima(table, rows, numbers, reals, groups, grouping.group)
         needed = int(np.bitwise_or.reduce(host_numbers[:, stages.STAGES.value]))
         thresholds = self._import("sampling.filters").thresholds_of(
-            table, processed, maxima, rows, numbers, reals, needed, grouping
+            table, processed, groups, rows, numbers, reals, needed, grouping
         )
-        return self._module.Processed(numbers[:, int(stages.STAGES.value)], processed, thresholds)
+        return self._module.Processed(numbers[:, int(stages.STAGES.value)], processed, thresholds, maxima)
 
     def _reported(self, logits: NDArray[np.float32], tokens: NDArray[np.int64]) -> Any:
         """A report of the whole vocabulary for each row."""

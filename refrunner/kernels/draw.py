@@ -22,33 +22,40 @@ than the rounding of the quotient by T in `reach`, which says of a part's other 
 import triton.language as tl
 
 from .gumbel import PURPOSE_TARGET, coarse_logarithm, gumbel_noise, philox, processed_logit, words_of_groups
+from .lanes import add_exponentials, larger_or_nan, quarters
 from .launch import kernel
 from .logits_processing import FILTERS, STORED
+from .maxima import is_filtered_only, list_part, load_listed, store_shares, tokens_at
 from .order import as_logit, divided, ordered
 
 _UNIT = tl.constexpr(5.288293308715403e-06)  # log(2) / 2**17
 _OFFSET = tl.constexpr(66.54232933375474)  # 96 * log(2) + 2e-4
 _RELATIVE = tl.constexpr(9.5367431640625e-07)  # 2**-20
-_LOG2_E = tl.constexpr(1.4426950408889634)
 _LARGEST_SCALE = tl.constexpr(1e20)  # temperatures beyond it, or below its inverse, could leave the range of float32
 _NO_TOKEN = tl.constexpr(2147483647)
 
 
 @kernel
 def best_of_groups(
-    row, first_token, stride, end, best_score, best, GROUPS: tl.constexpr
+    row, first_place, stride, end, best_score, best, GROUPS: tl.constexpr, GROUP: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Best exact score of groups of four tokens, a stride apart, and of what came before; its token; the logits.
 
     A NaN logit loses against every number; the lowest id wins ties.
+
+    Args:
+        row: where its logits, its processed ones and its threshold are; stages, temperature, seed and position; where
+            its list of groups is, whether the part is listed, and the size of the vocabulary. See `maxima` for lists.
+        first_place: where they begin, as ``end`` a place, which is a token where the part is not listed.
     """
-    logits_ptr, processed_ptr, threshold_ptr, stages, temperature, seed, position = row
+    logits_ptr, processed_ptr, threshold_ptr, stages, temperature, seed, position, _, _, _ = row
     lane = tl.arange(0, 4 * GROUPS)
-    token = first_token + lane // 4 * stride + lane % 4
-    logit = tl.load(logits_ptr + token, mask=token < end, other=float("-inf")).to(tl.float32)
-    score = processed_logit(logit, processed_ptr, token, token < end, stages, threshold_ptr, temperature)
+    token, inside = tokens_at(row, first_place + lane // 4 * stride + lane % 4, end, GROUP)
+    logit = tl.load(logits_ptr + token, mask=inside, other=float("-inf")).to(tl.float32)
+    score = processed_logit(logit, processed_ptr, token, inside, stages, threshold_ptr, temperature)
     if temperature > 0.0:
-        group = (first_token + tl.arange(0, GROUPS) * stride) // 4
+        first, _inside = tokens_at(row, first_place + tl.arange(0, GROUPS) * stride, end, GROUP)
+        group = first // 4
         high = words_of_groups(seed, position, group, PURPOSE_TARGET, 0)
         low = words_of_groups(seed, position, group, PURPOSE_TARGET, 1)
         score += gumbel_noise(high, low)
@@ -59,14 +66,19 @@ def best_of_groups(
 
 
 @kernel
-def search_all(row, begin, end, GROUPS: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Best exact score of all tokens of a part, its token, the number of NaN logits and the first of them."""
+def search_all(
+    row, begin, end, GROUPS: tl.constexpr, GROUP: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Best exact score of all tokens of a part, its token, the number of NaN logits and the first of them.
+
+    A listed part has no NaN, so places are tokens where these are asked for.
+    """
     best_score = tl.full([], float("-inf"), tl.float32)
     best = tl.full([], _NO_TOKEN, tl.int32)
     missing = tl.full([], 0, tl.int32)
     first_missing = tl.full([], _NO_TOKEN, tl.int32)
     for first_token in range(begin, end, 4 * GROUPS):
-        best_score, best, logit = best_of_groups(row, first_token, 4, end, best_score, best, GROUPS)
+        best_score, best, logit = best_of_groups(row, first_token, 4, end, best_score, best, GROUPS, GROUP)
         spoiled = logit != logit
         token = first_token + tl.arange(0, 4 * GROUPS)
         missing += tl.sum(spoiled.to(tl.int32), 0)
@@ -75,49 +87,22 @@ def search_all(row, begin, end, GROUPS: tl.constexpr) -> tuple[tl.tensor, tl.ten
 
 
 @kernel
-def quarters(x, LANES: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """First, second, third and last of each four elements: [4 * LANES] as four of [LANES]."""
-    even, odd = tl.split(tl.reshape(x, [LANES, 2, 2]))
-    first, third = tl.split(even)
-    second, last = tl.split(odd)
-    return first, second, third, last
-
-
-@kernel
-def larger_or_nan(x, y) -> tl.tensor:
-    """The larger one; NaN if one is NaN."""
-    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
-
-
-@kernel
 def largest_bounds(drawn, first_token, row, spread, LANES: tl.constexpr) -> tl.tensor:
-    """Largest bound of each four tokens, less a constant; NaN where a logit is NaN."""
-    _, _, _, _, temperature, seed, position = row
+    """Largest bound of each four tokens, less a constant; NaN where a logit is NaN.
+
+    Args:
+        first_token: of each four, int32 [LANES].
+    """
+    temperature, seed, position = row[4], row[5], row[6]
     x0, x1, x2, x3 = quarters(drawn, LANES)
     if temperature > 0.0:
-        group = first_token // 4 + tl.arange(0, LANES)
+        group = first_token // 4
         high0, high1, high2, high3 = philox(seed, group, position, PURPOSE_TARGET, 0)
         x0 = tl.fma(coarse_logarithm(high0), spread, x0)
         x1 = tl.fma(coarse_logarithm(high1), spread, x1)
         x2 = tl.fma(coarse_logarithm(high2), spread, x2)
         x3 = tl.fma(coarse_logarithm(high3), spread, x3)
     return larger_or_nan(larger_or_nan(x0, x1), larger_or_nan(x2, x3))
-
-
-@kernel
-def exponential(x) -> tl.tensor:
-    """exp(x) as a GPU computes it anyway, less its care for results below 2**-126."""
-    return tl.exp2(x * _LOG2_E)
-
-
-@kernel
-def add_exponentials(reported, largest, total, LANES: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Each lane's largest value and its sum of exp below it (Milakov and Gimelshein 2018), with four more values."""
-    x0, x1, x2, x3 = quarters(reported, LANES)
-    larger = tl.maximum(largest, tl.maximum(tl.maximum(x0, x1), tl.maximum(x2, x3)))
-    kept = tl.where(larger == float("-inf"), 0.0, larger)
-    share = (exponential(x0 - kept) + exponential(x1 - kept)) + (exponential(x2 - kept) + exponential(x3 - kept))
-    return larger, total * exponential(largest - kept) + share
 
 
 @kernel
@@ -137,7 +122,7 @@ def screen(
     Returns, for each lane: largest bound, largest value to report, sum of exp.
     """
     LANES: tl.constexpr = BLOCK // 4
-    logits_ptr, processed_ptr, threshold_ptr, stages, temperature, _, _ = row
+    logits_ptr, processed_ptr, threshold_ptr, stages, temperature, _, _, _, _, _ = row
     top = tl.full([LANES], float("-inf"), tl.float32)
     largest = tl.full([LANES], float("-inf"), tl.float32)
     total = tl.zeros([LANES], tl.float32)
@@ -150,7 +135,8 @@ def screen(
             drawn = staged_values(row, logit, token, end, cut)
         elif FILTERED:
             drawn = tl.where(logit < cut, float("-inf"), logit)
-        top = larger_or_nan(top, largest_bounds(drawn, first_token, row, spread, LANES))
+        four = first_token + 4 * tl.arange(0, LANES)
+        top = larger_or_nan(top, largest_bounds(drawn, four, row, spread, LANES))
         if STATISTICS:
             reported = logit
             if PROCESSED:
@@ -162,8 +148,22 @@ def screen(
 
 
 @kernel
+def screen_listed(row, cut, spread, begin, end, GROUP: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
+    """`screen` of the listed groups of a part, whose sums of exp are known: the largest bound of each lane."""
+    LANES: tl.constexpr = BLOCK // 4
+    top = tl.full([LANES], float("-inf"), tl.float32)
+    ahead, four_ahead = load_listed(row, begin, end, GROUP, BLOCK)
+    for place in range(begin, end, BLOCK):
+        logit, four = ahead, four_ahead
+        ahead, four_ahead = load_listed(row, place + BLOCK, end, GROUP, BLOCK)
+        drawn = tl.where(logit < cut, float("-inf"), logit)
+        top = larger_or_nan(top, largest_bounds(drawn, four, row, spread, LANES))
+    return top
+
+
+@kernel
 def ask_best_lane(
-    row, bound, best_score, best, begin, end, GROUPS: tl.constexpr, LANES: tl.constexpr
+    row, bound, best_score, best, begin, end, GROUPS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Best exact score of the lane with the largest bound and of what came before; its token; the other lanes' bounds.
 
@@ -171,8 +171,8 @@ def ask_best_lane(
     """
     lane = tl.arange(0, LANES)
     chosen = tl.min(tl.where(bound == tl.max(bound, 0), lane, LANES), 0)
-    for first_token in range(begin + 4 * chosen, end, GROUPS * LANES * 4):
-        best_score, best, _logits = best_of_groups(row, first_token, LANES * 4, end, best_score, best, GROUPS)
+    for first in range(begin + 4 * chosen, end, GROUPS * LANES * 4):
+        best_score, best, _logits = best_of_groups(row, first, LANES * 4, end, best_score, best, GROUPS, GROUP)
     return best_score, best, tl.where(lane == chosen, float("-inf"), bound)
 
 
@@ -204,7 +204,7 @@ def scale_of(temperature, stages) -> tl.tensor:
 @kernel
 def settle(
     row, top, scale, begin, end, bound_ptr, RIVALS: tl.constexpr, GROUPS: tl.constexpr, SEARCH: tl.constexpr,
-    LANES: tl.constexpr, BLOCK: tl.constexpr,
+    LANES: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Best exact score of the lane that bounds recommend, or of all, and what `sample_blocks` writes beside it.
 
@@ -213,7 +213,7 @@ def settle(
     temperature = row[4]
     best_score = tl.full([], float("-inf"), tl.float32)
     best = tl.full([], _NO_TOKEN, tl.int32)
-    best_score, best, top = ask_best_lane(row, top, best_score, best, begin, end, GROUPS, BLOCK // 4)
+    best_score, best, top = ask_best_lane(row, top, best_score, best, begin, end, GROUPS, BLOCK // 4, GROUP)
     line = lowest_rival(best_score, temperature, scale)
     rivals = tl.sum((~(top < line)).to(tl.int32), 0)
     ordinary = (temperature == 0.0) | ((scale > 1.0 / _LARGEST_SCALE) & (scale < _LARGEST_SCALE))
@@ -231,7 +231,7 @@ def settle(
             tl.store(bound_ptr + tl.arange(0, LANES), bound)
             others = reach(tl.max(top, 0), temperature, scale)
         elif ~(ordinary & nothing):
-            best_score, best, missing, first_missing = search_all(row, begin, end, SEARCH)
+            best_score, best, missing, first_missing = search_all(row, begin, end, SEARCH, GROUP)
     return best_score, best, others, missing, first_missing
 
 
@@ -277,9 +277,12 @@ def sample_blocks(
     temperature_stride,
     seed_ptr,  # [R] int64
     float_ptr,  # [4, N, parts] float32, out: best score, what other lanes reach, largest reported value, sum of exp
-    int_ptr,  # [3, N, parts] int32, out: best token, number of NaN logits, first of them
+    int_ptr,  # [4, N, parts] int32, out: best token, number of NaN logits, first of them, places or -1; see `maxima`
     bound_ptr,  # [N, parts, LANES] float32, out: bounds of the other lanes, of parts where they may matter
+    list_ptr,  # [N, groups] int32, out: groups of tokens of which one may be drawn, of parts that are listed
+    maxima_ptr,  # [N, groups] int32: largest integer of each group, read for rows with filters only; see `find_maxima`
     vocab_size,
+    num_groups,
     num_parts,
     part_blocks,  # blocks of each part
     plane,  # N * parts
@@ -290,10 +293,14 @@ def sample_blocks(
     SEARCH: tl.constexpr,  # and of a part
     LANES: tl.constexpr,  # in which bounds are handed on, which have those of the block in turns
     BLOCK: tl.constexpr,
+    FEW: tl.constexpr,  # blocks of a part that is not worth a list
+    CHUNK: tl.constexpr,  # groups that are looked at at a time
+    GROUP: tl.constexpr,  # tokens of a group; 0 without `find_maxima`: the last plane of `int_ptr` is not there then
 ) -> None:
     """Winner of one part of one row, unless another lane of it may win, and the part's share of the denominator.
 
-    Temperature 0 takes the largest logit; the lowest id wins ties.
+    Temperature 0 takes the largest logit; the lowest id wins ties. In rows with filters only, of which `find_maxima`
+    has left all that takes every token, the groups that reach the threshold are listed and read, unless they are many.
     """
     index = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -305,42 +312,61 @@ def sample_blocks(
     table_row = tl.load(rows_ptr + index).to(tl.int64)
     temperature = tl.load(temperature_ptr + table_row * temperature_stride)
     stages = tl.load(stages_ptr + table_row * stages_stride)
+    out = index * num_parts + part
+    places = tl.full([], -1, tl.int32)
+    list_ptr += index * num_groups
+    if GROUP > 0:
+        if is_filtered_only(stages) & (part_blocks > FEW):
+            places = list_part(
+                maxima_ptr + index * num_groups, list_ptr, threshold_ptr + index, int_ptr + 3 * plane + out, begin, end,
+                GROUP, CHUNK,
+            )  # fmt: skip
+        tl.store(int_ptr + 3 * plane + out, places)
     row = (
         logits_ptr, processed_ptr + index * vocab_size, threshold_ptr + index, stages, temperature,
-        tl.load(seed_ptr + table_row), tl.load(positions_ptr + index),
+        tl.load(seed_ptr + table_row), tl.load(positions_ptr + index), list_ptr, places >= 0, vocab_size,
     )  # fmt: skip
     scale = scale_of(temperature, stages)
     spread = -_UNIT * scale
     cut = lowest_kept(threshold_ptr + index, stages)
-    # Three loops: one that asks in every block which stages the row has would move each logit once more.
+    # Loops of their own: one that asks in every block which stages the row has would move each logit once more.
     if (stages & STORED) != 0:
         top, largest, total = screen(row, ahead, cut, spread, begin, end, True, False, STATISTICS, PROCESSED, BLOCK)
     elif (stages & FILTERS) != 0:
         if temperature > 0.0:
             cut = undivided(cut, temperature)
-        top, largest, total = screen(row, ahead, cut, spread, begin, end, False, True, STATISTICS, PROCESSED, BLOCK)
+        if GROUP == 0:
+            top, largest, total = screen(row, ahead, cut, spread, begin, end, False, True, STATISTICS, PROCESSED, BLOCK)
+        else:
+            largest = tl.full([BLOCK // 4], float("-inf"), tl.float32)
+            total = tl.zeros([BLOCK // 4], tl.float32)
+            if places >= 0:
+                top = screen_listed(row, cut, spread, begin, begin + places, GROUP, BLOCK)
+            else:
+                top, _, _ = screen(row, ahead, cut, spread, begin, end, False, True, False, PROCESSED, BLOCK)
     else:
         top, largest, total = screen(row, ahead, cut, spread, begin, end, False, False, STATISTICS, PROCESSED, BLOCK)
-    out = index * num_parts + part
+    if GROUP > 0:  # after the loops above, whose loads of four logits this end would part
+        end = tl.where(places >= 0, begin + places, end)
     best_score, best, others, missing, first_missing = settle(
-        row, top, scale, begin, end, bound_ptr + out * LANES, RIVALS, GROUPS, SEARCH, LANES, BLOCK
+        row, top, scale, begin, end, bound_ptr + out * LANES, RIVALS, GROUPS, SEARCH, LANES, BLOCK, GROUP
     )  # fmt: skip
+    if GROUP > 0:  # where nothing is left, the first token of all stands for it, listed or not
+        best = tl.where((places >= 0) & (best_score == float("-inf")), begin, best)
     tl.store(float_ptr + out, best_score)
     tl.store(float_ptr + plane + out, others)
     tl.store(int_ptr + out, best)
     tl.store(int_ptr + plane + out, missing)
     tl.store(int_ptr + 2 * plane + out, first_missing)
     if STATISTICS:
-        maximum = tl.max(largest, 0)
-        kept = tl.where(maximum == float("-inf"), 0.0, maximum)
-        tl.store(float_ptr + 2 * plane + out, maximum)
-        tl.store(float_ptr + 3 * plane + out, tl.sum(total * tl.exp(largest - kept), 0))
+        if (GROUP == 0) | ~is_filtered_only(stages):
+            store_shares(float_ptr + out, plane, largest, total)
 
 
 @kernel
 def ask_other_lanes(
-    row, others, bound_ptr, scale, best_score, best, part_tokens, vocab_size, GROUPS: tl.constexpr,
-    LANES: tl.constexpr, PARTS: tl.constexpr,
+    row, others, bound_ptr, places_ptr, scale, best_score, best, part_tokens, GROUPS: tl.constexpr,
+    LANES: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """Best exact score of a row and its token, after those lanes that reach the best one of the first launch.
 
@@ -348,18 +374,26 @@ def ask_other_lanes(
         row: see `best_of_groups`.
         others: [PARTS], what each part's other lanes reach.
         bound_ptr: their bounds, [parts, LANES].
+        places_ptr: how many places each part has, [parts], -1 if it is not listed.
     """
-    temperature = row[4]
+    logits_ptr, processed_ptr, threshold_ptr, stages, temperature, seed, position, list_ptr, listed, vocab_size = row
     lane, part = tl.arange(0, LANES), tl.arange(0, PARTS)
     while tl.max(others, 0) >= best_score:
         chosen = tl.min(tl.where(others == tl.max(others, 0), part, PARTS), 0)
         others = tl.where(part == chosen, float("-inf"), others)
         begin = chosen * part_tokens
         end = tl.minimum(begin + part_tokens, vocab_size)
+        if GROUP > 0:
+            places = tl.load(places_ptr + chosen)
+            listed = places >= 0
+            end = tl.where(listed, begin + places, end)
+        asked = (
+            logits_ptr, processed_ptr, threshold_ptr, stages, temperature, seed, position, list_ptr, listed, vocab_size
+        )  # fmt: skip
         bound = tl.load(bound_ptr + chosen * LANES + lane)
         largest = tl.max(bound, 0)
         while (largest > float("-inf")) & ~(largest < lowest_rival(best_score, temperature, scale)):
-            best_score, best, bound = ask_best_lane(row, bound, best_score, best, begin, end, GROUPS, LANES)
+            best_score, best, bound = ask_best_lane(asked, bound, best_score, best, begin, end, GROUPS, LANES, GROUP)
             largest = tl.max(bound, 0)
     return best_score, best
 
@@ -380,10 +414,12 @@ def combine_blocks(
     float_ptr,
     int_ptr,
     bound_ptr,
+    list_ptr,
     result_ptr,  # [4, N] int32, out: token, number of NaN logits, first of them, whether no token was left
     value_ptr,  # [N] float32, out: value of the token
     statistics_ptr,  # [2, N] float32, out: largest value, log of the sum of exp below it
     vocab_size,
+    num_groups,
     count,  # N
     num_parts,
     part_blocks,
@@ -394,6 +430,7 @@ def combine_blocks(
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,  # no less than any number of parts
+    GROUP: tl.constexpr,
 ) -> None:
     """Winner of a row over its parts, and its log-probability.
 
@@ -417,12 +454,13 @@ def combine_blocks(
     stages = tl.load(stages_ptr + table_row * stages_stride)
     row = (
         logits_ptr + index * logits_stride, processed_ptr + index * vocab_size, threshold_ptr + index, stages,
-        temperature, tl.load(seed_ptr + table_row), tl.load(positions_ptr + index),
+        temperature, tl.load(seed_ptr + table_row), tl.load(positions_ptr + index), list_ptr + index * num_groups,
+        stages < 0, vocab_size,
     )  # fmt: skip
     if (tl.max(others, 0) >= best_score) & (best_score > float("-inf")):
         best_score, best = ask_other_lanes(
-            row, others, bound_ptr + index * num_parts * LANES, scale_of(temperature, stages), best_score, best,
-            part_blocks * BLOCK, vocab_size, GROUPS, LANES, PARTS,
+            row, others, bound_ptr + index * num_parts * LANES, int_ptr + 3 * plane + index * num_parts,
+            scale_of(temperature, stages), best_score, best, part_blocks * BLOCK, GROUPS, LANES, PARTS, GROUP,
         )  # fmt: skip
     tl.store(result_ptr + index, best)
     tl.store(result_ptr + count + index, missing)

@@ -6,7 +6,7 @@ nothing is written for it. Within a row the order is: allowed ids, bias, minimum
 temperature. Each operation rounds once, in float32; a multiplication and a subtraction are never fused, so that the
 result is the same on every device.
 
-A row that has filters and nothing else is not copied either: only the largest of its quotients by the temperature are.
+A row that has filters and nothing else is not copied either, nor touched here; see `maxima`.
 """
 
 import triton.language as tl
@@ -28,6 +28,7 @@ FILTERS = tl.constexpr(32 + 64 + 128)
 REPORTED = tl.constexpr(256)  # processed values are reported, so the row needs a processed copy
 # Any of these needs one. Filters do not: whoever reads the logits divides them by the temperature.
 STORED = tl.constexpr(1 + 2 + 4 + 8 + 16 + 256)
+FILTERED_ONLY = tl.constexpr(512)  # for the host, which knows the bits of all rows together: a filter, and no copy
 
 # Columns of `numbers`, int32 [R, NUMBERS].
 STAGES = tl.constexpr(0)
@@ -172,7 +173,7 @@ def process_logits(
     token_ids_ptr,  # [R, L] int32, drafts included
     token_ids_stride,
     out_ptr,  # [N, V] float32, out: rows with a stage of STORED
-    maxima_ptr,  # [N, groups] int32, out: largest integer, by `ordered`, of each group of tokens; of rows with a filter
+    maxima_ptr,  # [N, groups] int32, out: largest integer, by `ordered`, of each group; of those with a filter
     vocab_size,
     mask_words,  # W
     num_groups,
@@ -184,14 +185,14 @@ def process_logits(
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> None:
-    """One program per row of logits and block of the vocabulary."""
+    """One program per row of logits and block of the vocabulary; nothing is done for rows without a stage of STORED."""
     index = tl.program_id(0).to(tl.int64)
     first_token = tl.program_id(1) * BLOCK
     row = tl.load(rows_ptr + index).to(tl.int64)
     numbers_ptr += row * NUMBERS
     reals_ptr += row * REALS
     stages = tl.load(numbers_ptr + STAGES)
-    if stages == 0:
+    if (stages & STORED) == 0:
         return
     token = first_token + tl.arange(0, BLOCK)
     inside = token < vocab_size
@@ -226,8 +227,7 @@ def process_logits(
     temperature = tl.load(reals_ptr + TEMPERATURE)
     if temperature > 0.0:
         logit = divided(logit, temperature)
-    if (stages & STORED) != 0:
-        tl.store(out_ptr + index * vocab_size + token, logit, mask=inside)
+    tl.store(out_ptr + index * vocab_size + token, logit, mask=inside)
     if (stages & FILTERS) != 0:
         group = first_token // GROUP + tl.arange(0, BLOCK // GROUP)
         maxima = maxima_of(tl.where(inside, ordered(logit), LOWEST), BLOCK, GROUP)

@@ -19,6 +19,9 @@ GPU_DRAW_BLOCK = 2048
 GPU_DRAW_WARPS = 4
 GPU_LANE_GROUPS = 16
 GPU_SEARCH = 128
+# Blocks of a part whose groups are not worth a list: what it takes to make one is the time of some loads.
+GPU_FEW_BLOCKS = 3
+GPU_LIST_CHUNK = 256
 # Programs of a batch up to so many rows, then two a row: few rows need no more than hide the time of a load, since
 # every program ends with exact scores; more rows need full multiprocessors.
 GPU_PROGRAMS = ((16, 264), (32, 352), (64, 576), (384, 768))
@@ -42,6 +45,8 @@ class Parts:
         search: likewise, of a whole part.
         lanes: in which bounds are handed on to the second launch; a power of two, no more than a quarter of ``block``.
         warps: of a program.
+        few: blocks of a part that is read as a whole, whatever the groups of tokens in it are.
+        chunk: groups of a longer part that are looked at at a time, a power of two.
     """
 
     number: int
@@ -52,6 +57,8 @@ class Parts:
     search: int
     lanes: int
     warps: int
+    few: int
+    chunk: int
 
 
 def parts_of(device: torch.device, count: int, vocab_size: int) -> Parts:
@@ -60,7 +67,10 @@ def parts_of(device: torch.device, count: int, vocab_size: int) -> Parts:
         block = min(CPU_BLOCK, max(4, power_of_two(vocab_size) // 4))
         number = -(-vocab_size // (2 * block))
         lanes = block // 4
-        return Parts(number, power_of_two(number), 2, block, 2, min(lanes, CPU_SEARCH), min(lanes, MOST_LANES), 4)
+        chunk = 8 if vocab_size < 1024 else 1024
+        return Parts(
+            number, power_of_two(number), 2, block, 2, min(lanes, CPU_SEARCH), min(lanes, MOST_LANES), 4, 1, chunk
+        )  # fmt: skip
     blocks = -(-vocab_size // GPU_DRAW_BLOCK)
     programs = next((programs for rows, programs in GPU_PROGRAMS if count <= rows), 0)
     number = min(GPU_MOST_PARTS, max(2, programs // max(1, count)))
@@ -68,6 +78,7 @@ def parts_of(device: torch.device, count: int, vocab_size: int) -> Parts:
     return Parts(
         -(-blocks // each), GPU_MOST_PARTS, each, GPU_DRAW_BLOCK, GPU_LANE_GROUPS, GPU_SEARCH,
         min(GPU_DRAW_BLOCK // 4, power_of_two(-(-vocab_size // 4))), GPU_DRAW_WARPS,
+        GPU_FEW_BLOCKS, GPU_LIST_CHUNK,
     )  # fmt: skip
 
 
@@ -93,7 +104,7 @@ class Grouping:
     """Groups of neighbouring tokens, whose largest logits say where a row's largest ones are.
 
     Attributes:
-        group: tokens, a power of two.
+        group: tokens, a power of two, four or more: so many have their random words together.
         tile: groups that a program reads at a time, a power of two.
         most: number of likeliest tokens that are looked for by groups; beyond it the whole row is read, several times.
         likely: number of likeliest tokens that top-p without top-k looks at beforehand.
@@ -113,7 +124,7 @@ def grouping_of(device: torch.device, vocab_size: int) -> Grouping:
     """On the CPU such that small vocabularies, too, have more groups than one and can do without room."""
     if device.type != "cpu":
         return Grouping(128, 16, 512, 64, 2048, 4)
-    group = max(1, min(128, block_of(device, vocab_size) // 16))
+    group = max(4, min(128, block_of(device, vocab_size) // 16))
     return Grouping(group, 4, 8, 4, 16, 4) if vocab_size < 1024 else Grouping(group, 16, 512, 128, 2048, 4)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..kernels.draw import combine_blocks, sample_blocks
 from .blocks import LAUNCH, Parts, parts_of
+from .maxima import Maxima
 
 # More than three bounds that reach the best score are rare, and all exact scores are a few times the work.
 RIVALS = 8
@@ -59,11 +60,13 @@ class Processed:
             stage of ``kernels.logits_processing.STORED``, and empty if no row has one. Where that is, what is drawn
             from are the model's own, divided by the temperature.
         thresholds: int32 [N], see ``kernels.filters``; the lowest integer in rows without a filter.
+        maxima: of the rows that have filters only, which are then not read again as a whole; None if they are to be.
     """
 
     stages: Tensor
     logits: Tensor
     thresholds: Tensor
+    maxima: Maxima | None = None
 
 
 def sample(
@@ -146,26 +149,34 @@ def launch(
 
     Args:
         sampled: what is written; only its ``result`` without ``statistics``.
-        parts: how a row is divided.
+        parts: how a row is divided; for ``processed.maxima`` it must have been divided alike.
     """
     count, vocab_size = logits.shape
-    floats = torch.empty(4 if statistics else 2, count, parts.number, dtype=torch.float32, device=logits.device)
-    ints = torch.empty(3, count, parts.number, dtype=torch.int32, device=logits.device)
+    # What is reported as processed is not what the maxima were found in.
+    maxima = None if report_processed else processed.maxima
+    if maxima is None:
+        floats = torch.empty(4 if statistics else 2, count, parts.number, dtype=torch.float32, device=logits.device)
+        ints = torch.empty(3, count, parts.number, dtype=torch.int32, device=logits.device)
+        group, groups, lists, num_groups = 0, ints, ints, 0
+    else:
+        floats, ints, group, groups = maxima.floats, maxima.ints, maxima.group, maxima.groups
+        lists, num_groups = torch.empty_like(groups), groups.shape[1]
     bounds = torch.empty(count, parts.number, parts.lanes, dtype=torch.float32, device=logits.device)
     stages = processed.stages
     common = (
         logits, logits.stride(0), processed.logits, processed.thresholds, rows, positions, stages, stages.stride(0),
-        temperature, temperature.stride(0), seeds, floats, ints, bounds,
+        temperature, temperature.stride(0), seeds, floats, ints, bounds, lists,
     )  # fmt: skip
     sample_blocks[(count, parts.number)](
-        *common, vocab_size, parts.number, parts.blocks, count * parts.number,
+        *common, groups, vocab_size, num_groups, parts.number, parts.blocks, count * parts.number,
         PROCESSED=report_processed, STATISTICS=statistics, RIVALS=rivals, GROUPS=parts.groups, SEARCH=parts.search,
-        LANES=parts.lanes, BLOCK=parts.block, num_warps=parts.warps, **LAUNCH,
+        LANES=parts.lanes, BLOCK=parts.block, FEW=parts.few, CHUNK=parts.chunk, GROUP=group, num_warps=parts.warps,
+        **LAUNCH,
     )  # fmt: skip
     combine_blocks[(count,)](
-        *common, sampled.result, sampled.logprobs, sampled.statistics, vocab_size, count, parts.number, parts.blocks,
-        PROCESSED=report_processed, STATISTICS=statistics, LOGARITHM=report_logarithm, GROUPS=parts.groups,
-        LANES=parts.lanes, BLOCK=parts.block, PARTS=parts.most, **LAUNCH,
+        *common, sampled.result, sampled.logprobs, sampled.statistics, vocab_size, num_groups, count, parts.number,
+        parts.blocks, PROCESSED=report_processed, STATISTICS=statistics, LOGARITHM=report_logarithm,
+        GROUPS=parts.groups, LANES=parts.lanes, BLOCK=parts.block, PARTS=parts.most, GROUP=group, **LAUNCH,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ A mask of a grammar comes before all of them, on the logits that are reported as
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from .blocks import LAUNCH, block_of, grouping_of
 from .filters import thresholds_of
 from .gumbel import Processed, Sampled, sample
 from .logprobs import Asker, LogprobReport, Reported, report_logprobs, row_statistics
+from .maxima import find_maxima
 from .penalties import PenaltyState
 from .tables import EVERY_STAGE, ParameterTables, SamplingTables, mask_words
 
@@ -109,7 +110,10 @@ class SamplerStages:
         nobody = torch.zeros(logits.shape[0], dtype=torch.int32, device=logits.device)
         self._penalties.warm_up(nobody, self.tables, states)
         offsets = None if self.verifier is None else nobody
-        processed = self._processed(logits, nobody, nobody, states, EVERY_STAGE, offsets)
+        stages = EVERY_STAGE | kernels.FILTERED_ONLY.value
+        processed = self._processed(logits, nobody, nobody, states, stages, offsets)
+        self._draw(logits, nobody, nobody, processed)
+        processed = replace(processed, maxima=None)
         sampled = self._draw(logits, nobody, nobody, processed)
         reported = self._reported(logits, processed, sampled)
         report_logprobs(reported, sampled.token_ids, self.asker(nobody, kernels.TOP_LOGPROBS.value), 1, (0,))
@@ -134,7 +138,7 @@ class SamplerStages:
         stages: int,
         offsets: Tensor | None = None,
     ) -> Processed:
-        """The logits to draw from, in at most five launches; none if no row has a stage.
+        """The logits to draw from, in at most six launches; none if no row has a stage.
 
         Args:
             rows: int32 [M].
@@ -143,28 +147,32 @@ class SamplerStages:
             offsets: int32 [M], how many of those tokens are drafts; None if none is.
         """
         tables, (count, vocab_size) = self.tables, logits.shape
-        processed, thresholds = logits, self.no_threshold
-        if stages:
-            stored = count if stages & kernels.STORED.value else 0
-            processed = torch.empty(stored, vocab_size, dtype=torch.float32, device=logits.device)
-            block, grouping = block_of(logits.device, vocab_size), grouping_of(logits.device, vocab_size)
-            maxima = torch.empty(count, -(-vocab_size // grouping.group), dtype=torch.int32, device=logits.device)
-            grid = (count, -(-vocab_size // block))
-            kernels.process_logits[grid](
+        maxima, thresholds = None, self.no_threshold
+        if not stages:
+            return Processed(tables.number(kernels.STAGES.value), logits, thresholds)
+        grouping = grouping_of(logits.device, vocab_size)
+        groups = torch.empty(count, -(-vocab_size // grouping.group), dtype=torch.int32, device=logits.device)
+        stored = count if stages & kernels.STORED.value else 0
+        processed = torch.empty(stored, vocab_size, dtype=torch.float32, device=logits.device)
+        if stages & kernels.STORED.value:
+            block = block_of(logits.device, vocab_size)
+            kernels.process_logits[(count, -(-vocab_size // block))](
                 logits, logits.stride(0), rows, positions, positions if offsets is None else offsets,
                 tables.numbers.gpu, tables.reals.gpu,
                 tables.allowed.gpu, tables.bias_tokens.gpu, tables.bias_values.gpu, tables.stops.gpu,
                 tables.bad_words.gpu, self._penalties.prompt_mask, self._penalties.counts,
-                states.token_ids, states.token_ids.stride(0), processed, maxima, vocab_size, mask_words(vocab_size),
-                maxima.shape[1],
+                states.token_ids, states.token_ids.stride(0), processed, groups, vocab_size, mask_words(vocab_size),
+                groups.shape[1],
                 BIASES=MAX_BIASES, STOPS=MAX_STOPS, WORDS=MAX_BAD_WORDS, WORD_TOKENS=MAX_BAD_WORD_TOKENS,
                 DRAFTS=offsets is not None, BLOCK=block, GROUP=grouping.group, **LAUNCH,
             )  # fmt: skip
+        if stages & kernels.FILTERED_ONLY.value:
+            maxima = find_maxima(logits, rows, tables.numbers.gpu, tables.reals.gpu, groups, grouping.group)
         if stages & kernels.FILTERS.value:
             thresholds = thresholds_of(
-                logits, processed, maxima, rows, tables.numbers.gpu, tables.reals.gpu, stages, grouping
+                logits, processed, groups, rows, tables.numbers.gpu, tables.reals.gpu, stages, grouping
             )
-        return Processed(tables.number(kernels.STAGES.value), processed, thresholds)
+        return Processed(tables.number(kernels.STAGES.value), processed, thresholds, maxima)
 
     def _draw(self, logits: Tensor, rows: Tensor, positions: Tensor, processed: Processed) -> Sampled:
         return sample(

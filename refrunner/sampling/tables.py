@@ -104,7 +104,7 @@ class ParameterTables:
     def add(self, row: int, request: NewRequest) -> None:
         """Stage the parameters of a request that has got this row; nothing of the former owner survives."""
         sampling = request.sampling
-        self.stages[row] = stages_of(sampling) | self._always
+        self.stages[row] = _with_filtered_only(stages_of(sampling) | self._always)
         self.reports[row] = sampling.logprobs is not None or bool(sampling.logprob_token_ids)
         self.numbers.stage_write(row, 0, self._numbers_of(request, int(self.stages[row])))
         self.reals.stage_write(row, 0, _reals_of(sampling))
@@ -211,6 +211,12 @@ def stages_of(sampling: SamplingParams) -> int:
         kernels.TOP_P: sampling.top_p < 1,
     }
     return sum(int(stage.value) for stage, needed in needs.items() if needed)
+
+
+def _with_filtered_only(stages: int) -> int:
+    """Stages of a row and, if it has a filter and nothing that makes a copy, the bit that says so."""
+    only = stages & kernels.FILTERS.value and not stages & kernels.STORED.value
+    return stages | (kernels.FILTERED_ONLY.value if only else 0)
 
 
 def _reals_of(sampling: SamplingParams) -> list[float]:

@@ -116,8 +116,8 @@ def test_logits_of_half_precision_are_drawn_as_their_values(device):
 
 
 DIVISIONS = (
-    Parts(number=5, most=8, blocks=4, block=16, groups=2, search=2, lanes=4, warps=4),
-    Parts(number=3, most=128, blocks=2, block=64, groups=1, search=4, lanes=1, warps=4),
+    Parts(number=5, most=8, blocks=4, block=16, groups=2, search=2, lanes=4, warps=4, few=1, chunk=2),
+    Parts(number=3, most=128, blocks=2, block=64, groups=1, search=4, lanes=1, warps=4, few=1, chunk=4),
 )
 
 

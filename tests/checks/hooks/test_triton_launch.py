@@ -263,11 +263,11 @@ class TestLaunch:
         none, token, value = gpu.device([0], torch.int32), gpu.device([[0]] * 4, torch.int32), gpu.device([0.0])
         bounds, statistics = gpu.device([[[0.0]]]), gpu.device([[0.0]] * 2)
         common = (
-            logits, 4, logits, none, rows, positions, none, 1, temperature, 1, seed, floats, ints, bounds,
+            logits, 4, logits, none, rows, positions, none, 1, temperature, 1, seed, floats, ints, bounds, ints,
         )  # fmt: skip
-        constants = {"PROCESSED": False, "STATISTICS": True, "GROUPS": 1, "LANES": 1, "BLOCK": 4}
-        sample_blocks[(1, 1)](*common, 4, 1, 1, 1, RIVALS=1, SEARCH=1, **constants)
-        combine_blocks[(1,)](*common, token, value, statistics, 4, 1, 1, 1, LOGARITHM=True, PARTS=1, **constants)
+        constants = {"PROCESSED": False, "STATISTICS": True, "GROUPS": 1, "LANES": 1, "BLOCK": 4, "GROUP": 0}
+        sample_blocks[(1, 1)](*common, ints, 4, 0, 1, 1, 1, RIVALS=1, SEARCH=1, FEW=1, CHUNK=1, **constants)
+        combine_blocks[(1,)](*common, token, value, statistics, 4, 0, 1, 1, 1, LOGARITHM=True, PARTS=1, **constants)
         gpu.run()
         assert values(token) == [[1], [0], [2147483647], [0]]
         assert values(value) == pytest.approx([-0.4402], abs=1e-4)
@@ -453,8 +453,8 @@ class TestRestoring:
         token, best = torch.zeros(4, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
         floats, zero, seed = torch.tensor([1.0, 0.0]), torch.zeros(1, dtype=torch.int32), torch.zeros(1).long()
         constants = {"PROCESSED": False, "STATISTICS": False, "LOGARITHM": False, "GROUPS": 1, "LANES": 1, "BLOCK": 4}
-        common = (floats, 2, floats, zero, zero, zero, zero, 1, floats, 1, seed, floats, best, floats)
-        combine_blocks[(1,)](*common, token, floats, floats, 2, 1, 1, 1, PARTS=1, **constants)
+        common = (floats, 2, floats, zero, zero, zero, zero, 1, floats, 1, seed, floats, best, floats, best)
+        combine_blocks[(1,)](*common, token, floats, floats, 2, 0, 1, 1, 1, PARTS=1, GROUP=0, **constants)
         assert token.tolist() == [1, 1, 1, 0]
         assert not gpu.engine.pending
 

@@ -28,7 +28,8 @@ from mrv2.refrunner.models.tiny import tiny_checkpoint
 #: and sums are fused unless the launch says no, and sums are trees. At most so many units in the last place of the
 #: largest value of the tensor, since sums cancel.
 ROUNDED = {
-    "attend_paged.out_ptr", "combine_blocks.statistics_ptr", "combine_blocks.value_ptr", "judge_drafts.judged_ptr",
+    "attend_paged.out_ptr", "combine_blocks.statistics_ptr", "combine_blocks.value_ptr", "find_maxima.float_ptr",
+    "judge_drafts.judged_ptr",
     "recover_tokens.mass_ptr", "report_all.out_ptr", "report_top.sorted_value_ptr", "rms_norm.out_ptr",
     "rotate_heads.heads_ptr", "sample_blocks.float_ptr", "silu_and_multiply.out_ptr",
 }  # fmt: skip
@@ -164,7 +165,7 @@ def generate(device: str) -> Shadow:
 
 STEP_KERNELS = {
     "apply_staged_writes", "clear_counts", "combine_blocks", "count_drawn_tokens",
-    "count_known_tokens", "fill_blocks", "find_thresholds", "post_update",
+    "count_known_tokens", "fill_blocks", "find_maxima", "find_thresholds", "post_update",
     "prepare_block_tables", "prepare_inputs", "process_logits", "report_all", "report_top", "sample_blocks",
     "select_top", "survey", "ask_by_sample", "weigh_rows", "settle_nucleus",
 }  # fmt: skip
