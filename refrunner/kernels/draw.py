@@ -359,7 +359,8 @@ def sample_blocks(
     tl.store(int_ptr + plane + out, missing)
     tl.store(int_ptr + 2 * plane + out, first_missing)
     if STATISTICS:
-        if (GROUP == 0) | ~is_filtered_only(stages):
+        known = (GROUP > 0) & is_filtered_only(stages)  # from `find_maxima`
+        if ~known:
             store_shares(float_ptr + out, plane, largest, total)
 
 
