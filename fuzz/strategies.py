@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,9 +40,13 @@ ONE_KNOB_IN = 5
 #: Of so many cases one leaves a knob alone that is to be turned often.
 ONE_DEFAULT_IN = 3
 #: Of so many requests one may draw these tokens alone, with logits far below zero and near each other: whatever else
-#: changes a logit then decides which of them it is. A penalty, where any may be drawn, comes with them.
+#: changes a logit then decides which of them it is. A penalty or bad words, where any may be drawn, come with them.
 ONE_PAIR_IN = 8
 PAIR: Mapping[str, Any] = {"allowed_token_ids": (1, 7), "logit_bias": ((1, -8.0), (7, -8.0))}
+#: Bad words of these two, which come up; no place forbids both tokens. With them come two longer ones, since kernels
+#: look for them in turns of 32 tokens, which several steps may have computed: the request's whole prompt and one of the
+#: two, and the same but for the prompt's last token, which forbids nothing.
+RUNS, LONG_WORD = ((1, 1, 1), (7, 7, 7), (7, 1, 7)), 36
 DEVIATIONS = 6
 #: A step of a small runner has about 40 moments; a later one than the run has does nothing.
 LAST_MOMENT = 1500
@@ -172,7 +177,10 @@ def arrivals(
     def build(
         text: int, length: int, sampling: SamplingParams, priority: int, continues: int | None, updates: bool
     ) -> Arrive:
-        prompt = _text(vocab_size, text)[:length]
+        in_runs = sampling.bad_words == RUNS
+        prompt = _text(vocab_size, text)[: max(length, min(longest, LONG_WORD) * in_runs)]
+        if in_runs and prompt[-1] not in PAIR["allowed_token_ids"]:
+            sampling = replace(sampling, bad_words=(*RUNS, (*prompt, 1), (*prompt[:-1], 1, 7)))
         return Arrive(prompt, sampling, priority, continues, updates and continues is not None)
 
     continued = st.sampled_from((*[None] * 8, 0, 1, 2, 3)) if allowed("continues") else st.none()
@@ -225,6 +233,8 @@ def _rare(vocab_size: int, allowed: Callable[[str], bool]) -> SearchStrategy[dic
         return few
     penalties = [(name, value) for name, value in choices if name.endswith("_penalty")]
     deciding: list[dict[str, Any]] = [{**PAIR, name: value} for name, value in penalties] or [dict(PAIR)]
+    if allowed("bad_words"):
+        deciding += [{**PAIR, "bad_words": RUNS}] * max(1, len(penalties) // 2)
     none: dict[str, Any] = {}
     pairs = st.sampled_from((*[none] * (ONE_PAIR_IN - 1) * len(deciding), *deciding))
     return st.builds(lambda rare, pair: {**rare, **pair}, few, pairs)

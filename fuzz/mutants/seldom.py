@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .source import Mutation
 
-_REPORTS = "kernels/logprobs.py"
+_REPORTS, _WORDS = "kernels/logprobs.py", "kernels/logits_processing.py"
+_HISTORY = "token_ids_ptr + row * token_ids_stride, length, first_token, BLOCK,\n"
 _SCATTER = "            self._scatter(upload, writes)\n"
 _NOTHING = "            if layout is None:\n                return EmptyOutput()\n"
 
@@ -36,5 +37,26 @@ SELDOM = (
         "    for start in range(0, wanted, _COLUMNS):\n",
         "    for start in range(0, 1):\n",
         "only the first 64 of the likeliest tokens are sorted and reported",
+    ),
+    Mutation(
+        "bad_words_look_back_one",
+        _WORDS,
+        "            found = tl.load(history_ptr + length - size + lane, mask=compared, other=0)\n",
+        "            found = tl.load(history_ptr + length - 1 + lane * 0, mask=compared, other=0)\n",
+        "every token of a bad word is compared with the last one of the sequence",
+    ),
+    Mutation(
+        "bad_words_of_one_turn",
+        _WORDS,
+        "        for done in range(0, size, _HISTORY):\n",
+        "        for done in range(0, 1):\n",
+        "of a bad word only the first 32 tokens are compared",
+    ),
+    Mutation(
+        "bad_words_before_the_drafts",
+        _WORDS,
+        _HISTORY,
+        _HISTORY.replace("length,", "length - (tl.load(offsets_ptr + index) if DRAFTS else 0),"),
+        "bad words are looked for before the drafts of a step, wherever the token stands among them",
     ),
 )

@@ -15,7 +15,7 @@ from mrv2.fuzz.machine import RunnerMachine
 from mrv2.fuzz.mutants import EDGES, SELDOM, mutant
 from mrv2.fuzz.script import Admit, Advance, Arrive, Script, script_as_json, script_from_json
 from mrv2.fuzz.shrink import Shrinker
-from mrv2.fuzz.strategies import LONG_MODEL_LEN, arrivals, settings_of
+from mrv2.fuzz.strategies import LONG_MODEL_LEN, PAIR, RUNS, arrivals, settings_of
 from mrv2.fuzz.targets.protocols import Feature
 from mrv2.fuzz.targets.reference import ReferenceTarget
 from mrv2.refrunner.api import Grammar, SamplingParams
@@ -26,6 +26,8 @@ SETTINGS = {
     "num_kv_blocks": 50,
 }  # fmt: skip
 ENDS = SamplingParams(max_tokens=2)
+PROMPT = (*range(90, 126),)
+WORDS = SamplingParams(max_tokens=8, bad_words=(*RUNS, (*PROMPT, 1), (*PROMPT[:-1], 1, 7)), **PAIR)
 #: While a third one waits.
 GROWING = (Arrive((1, 2, 3), ENDS), Arrive((9,), ENDS), Arrive((4, 5), ENDS, continues=0, updates=True))
 GRAMMAR = "likeliest_by_highest_id"
@@ -37,6 +39,9 @@ CASES = {
         {**SETTINGS, "grammars": True},
     ),
     "report_of_one_turn": Script((Arrive((1,), SamplingParams(max_tokens=1, logprobs=70)),), SETTINGS),
+    "bad_words_look_back_one": Script((Arrive(PROMPT, WORDS),), SETTINGS),
+    "bad_words_of_one_turn": Script((Arrive(PROMPT, WORDS),), {**SETTINGS, "max_num_batched_tokens": 30}),
+    "bad_words_before_the_drafts": Script((Arrive(PROMPT, WORDS),), {**SETTINGS, "speculation": "ngram"}),
     "ids_of_one_block": Script((Arrive((*range(256), 5, 9, 3), ENDS),), SETTINGS),
 }
 #: One of another catalogue shows in long prompts only.
@@ -109,6 +114,9 @@ def test_they_are_drawn():
     reporting = [request.sampling for request in requests if request.sampling.logprobs is not None]
     assert any(sampling.grammar for sampling in reporting) and any(sampling.logprobs == 70 for sampling in reporting)
     assert not any(request.updates and request.continues is None for request in requests)
+    words = [(request.prompt, request.sampling.bad_words) for request in _drawn(arrivals(256), 250)]
+    long = [(prompt, found[3][:-1]) for prompt, found in words if found[:3] == RUNS]
+    assert len(long) > 2 and all(word == prompt and len(word) > 32 for prompt, word in long)
     lengths = [drawn["max_model_len"] for drawn in _drawn(settings_of(TARGET.knobs), 200)]
     assert 5 < lengths.count(LONG_MODEL_LEN) < 60
 
