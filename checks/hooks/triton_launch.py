@@ -32,7 +32,7 @@ from ..events import KernelRanges, OperationKind
 from ..findings import Site
 from ..sync.waits import Certainty, WaitKind
 from ..triton_cpu.autotune import run_first_config
-from ..triton_cpu.errors import Unsupported
+from ..triton_cpu.errors import Unsupported, without_frames
 from ..triton_cpu.fallback import notice
 from ..triton_cpu.launcher import CompiledKernel
 from ..triton_cpu.log import place_of
@@ -140,7 +140,7 @@ def _prepare(
         with runtime.lock:  # what compiles a kernel, locks and child processes included, is no doing of the program's
             code = known.kernel(call, audit=True)
     except Unsupported as error:
-        unsupported = error
+        unsupported = without_frames(error)
     else:
         report = KernelReport(runtime, f"triton:{kernel.__name__}", size, blocks, known.confinement(call))
         return _Compiled(report, code, code.pack(call.words), way)

@@ -31,7 +31,7 @@ from ..hooks.kernel_log import StrayLanes
 from ..hooks.masked_lanes import MaskedLanes, check_masked_lanes
 from ..hooks.patching import Patches
 from .autotune import run_first_config
-from .errors import Unsupported
+from .errors import Unsupported, without_frames
 from .fallback import interpret, notice
 from .launcher import ANYWHERE, CompiledKernel
 from .locks import ForkSafeLock
@@ -76,7 +76,7 @@ class Session:
         try:
             kernel = prepared(function).kernel(call, audit=self.check)
         except Unsupported as error:
-            unsupported = error
+            unsupported = without_frames(error)
         else:
             self._run(kernel, call, grid, memory)
             return

@@ -19,6 +19,16 @@ class Unsupported(CheckError):
         )
 
 
+def without_frames(error: Unsupported) -> Unsupported:
+    """The same error without the frames that it went through, and without other errors, which have frames as well.
+
+    The reason why a kernel is not compiled outlives the launch. With frames it would keep all variables of the program
+    that launched, so that no memory of theirs is freed.
+    """
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
+
+
 class NoCompiler(Unsupported):
     """The machine has no C compiler, or not the one that it was told to use."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from triton.runtime.jit import JITFunction
 
-from .errors import CompileError, NoCompiler, NotRunnable, Unsupported
+from .errors import CompileError, NoCompiler, NotRunnable, Unsupported, without_frames
 from .launcher import CompiledKernel, compiled, read
 from .locks import ForkSafeLock
 from .variants import Binder, Call, Variant
@@ -119,7 +119,7 @@ class Prepared:
             named, failures = self._failures.get(key, ("", 0))
             now = _compiler_named()
             self._failures[key] = (now, failures + 1 if now == named else 1)
-            return error
+            return without_frames(error)
 
 
 def _compiler_named() -> str:

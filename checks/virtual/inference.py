@@ -273,7 +273,8 @@ def infer(
                 with _same_random_numbers(operator):
                     return _try(function, args, kwargs, torch.device("cpu"), fill)
             except Exception as error:  # noqa: BLE001 - it may have disliked the values
-                disliked = error
+                # With its frames it would make a cycle with this one, and keep the program's variables.
+                disliked = error.with_traceback(None)
         # What no values please is refused at the call, by the kernel itself; a meta kernel might let it pass.
         raise NoPlan(str(disliked)) from disliked
     if operator is not None and operator.factory:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -160,3 +162,27 @@ def test_an_error_in_an_interpreted_kernel_is_still_a_fault():
         torch.cuda.synchronize()
         codes = [finding.code for finding in device.findings]
     assert codes == ["MRV214"]
+
+
+class Local:
+    """A variable of the function that launches."""
+
+
+def variable_of_launch(kernel, device):
+    local = Local()
+    launch(kernel, device)
+    return weakref.ref(local)
+
+
+@pytest.mark.filterwarnings("ignore::mrv2.checks.triton_cpu.fallback.InterpretedKernel")
+@pytest.mark.parametrize(("opened", "device"), [(virtual_device, "cuda"), (enabled, "cpu")], ids=["virtual", "cpu"])
+def test_variables_of_a_function_that_launches_an_interpreted_kernel_end_with_it(no_compiler, new, opened, device):
+    """What was not compiled is kept with the reason, and a reason with frames keeps their variables."""
+    kernel = new(plain)
+    gc.collect()
+    gc.disable()
+    try:
+        with opened():
+            assert [variable_of_launch(kernel, device)() for _ in range(2)] == [None, None]
+    finally:
+        gc.enable()
