@@ -6,6 +6,8 @@ import _thread
 import sys
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from ..libraries import TOOLKIT
@@ -15,6 +17,20 @@ Token: TypeAlias = int
 
 #: These are built from locks and conditions of their own, of which nothing need be seen: what they mean is seen.
 _INTERNAL = frozenset({"threading", "queue", "concurrent.futures._base", "concurrent.futures.thread", "logging"})
+
+#: Of each thread: whether what it does is the toolkit's doing.
+_own = _thread._local()
+
+
+@contextmanager
+def untold() -> Iterator[None]:
+    """Scope in which what the calling thread hands over is the toolkit's doing, and told to nobody."""
+    before = getattr(_own, "doing", False)
+    _own.doing = True
+    try:
+        yield
+    finally:
+        _own.doing = before
 
 
 class Edges:
@@ -34,9 +50,10 @@ class Edges:
         """Whether what the calling thread does is the program's doing, and to be told.
 
         Objects outlive the hooks; they go on working and tell nothing. Neither does a thread that is inside of the
-        device: a thread pool that an operation uses for its own work is no thread of the program.
+        device: a thread pool that an operation uses for its own work is no thread of the program. Nor what is
+        :func:`untold`.
         """
-        return self._installed and not self.runtime.lock._is_owned()
+        return self._installed and not self.runtime.lock._is_owned() and not getattr(_own, "doing", False)
 
     def close(self) -> None:
         """The hooks are gone."""

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..hooks.edges import untold
+from .kept_frames import imports_keep_no_frames
 from .layouts import Layout, layout_of
 
 #: Plans remembered before the table starts anew.
@@ -267,7 +269,17 @@ def infer(
     Raises:
         NoPlan: it cannot be run so.
     """
-    if _size_of(args) + _size_of(kwargs.values()) <= MAX_STAND_IN:
+    with untold(), imports_keep_no_frames():  # an operator's first call may import hundreds of modules
+        if _size_of(args) + _size_of(kwargs.values()) <= MAX_STAND_IN:
+            return _on_small_ones(function, args, kwargs, operator)
+        return _on_shapes(function, args, kwargs, operator)
+
+
+def _on_small_ones(
+    function: Any, args: Sequence[Any], kwargs: dict[str, Any], operator: Operator | None
+) -> tuple[Output, ...]:
+    disliked: Exception | None = None
+    try:
         for fill in _fills(kwargs):
             try:
                 with _same_random_numbers(operator):
@@ -277,6 +289,13 @@ def infer(
                 disliked = error.with_traceback(None)
         # What no values please is refused at the call, by the kernel itself; a meta kernel might let it pass.
         raise NoPlan(str(disliked)) from disliked
+    finally:
+        del disliked  # its traceback has this frame, and the frames of all callers
+
+
+def _on_shapes(
+    function: Any, args: Sequence[Any], kwargs: dict[str, Any], operator: Operator | None
+) -> tuple[Output, ...]:
     if operator is not None and operator.factory:
         kwargs = {**kwargs, "device": torch.device("meta")}
     try:
