@@ -144,6 +144,8 @@ def _judge_order(judged: Judged, target: str, package: str, site: str | None, wo
     judged.verdicts, total = [], 0
     order = {"target": target, "package": package, "site": site, "workers": workers}
     for entry in _told(order):
+        if "refused" in entry:
+            raise InputError(**entry["refused"])
         if "exercise" in entry:
             screen.line(notes(), f"the original: {entry['exercise']} ...")
         elif "battery" in entry:

@@ -1,7 +1,8 @@
 """The process that judges mutants of order for ``mrv2 mutants``: ``python -m mrv2.ci.command.mutants_worker``.
 
 What it is to do comes through standard input, a line of JSON. It tells what it does through standard output, a JSON
-object a line. It ends with 0 when it is done, and with a line on standard error when it cannot work.
+object a line. It ends with 0 when it is done, or has told in four parts what keeps it from its work, and with a line on
+standard error after any other error.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePath
 
 from mrv2.checks.findings import JSON
+from mrv2.ci.report.problem import four_parts
 
 CANNOT_WORK = 1
 
@@ -31,6 +33,10 @@ def main() -> int:
     try:
         _judge(order["target"], order["package"], order["site"], order["workers"], tell)
     except Exception as error:  # noqa: BLE001 - whatever it is, the command must be told, in one line
+        parts = four_parts(error)
+        if parts is not None:
+            tell(refused=vars(parts))
+            return 0
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return CANNOT_WORK
     return 0
@@ -49,7 +55,10 @@ def _judge(target: str, package: str, site: str | None, workers: int, tell: Call
     one_thread()
     with importable(Path.cwd()):
         subject = Subject(
-            package, module_of_target(target), lambda: resolve_target(target), lambda one: settings_of(one, Path.cwd())
+            package,
+            module_of_target(target),
+            lambda: resolve_target(target, "TARGET"),
+            lambda one: settings_of(one, Path.cwd()),
         )
         chosen = [one for one in generate(package_folder(package)) if _is_at(site, one.file, one.line)]
         if not chosen:

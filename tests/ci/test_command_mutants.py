@@ -78,6 +78,13 @@ def test_a_package_that_is_not_there_is_an_error(elsewhere):
     assert "no package named 'no_such_engine'" in result.stderr
 
 
+def test_what_is_no_target_is_told_in_four_parts_by_the_name_of_the_argument(elsewhere):
+    result = run("mutants", "json:dumps", "--package", "async_engine")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[0] == "error: TARGET 'json:dumps', of type function"
+    assert "rule     a target has name, features, knobs and build" in result.stderr
+
+
 def test_faults_are_planted_in_the_reference_runner_only(elsewhere):
     result = run("mutants", TARGET, "--only", "planted")
     assert result.exit_code == 2
