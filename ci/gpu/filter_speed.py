@@ -190,7 +190,8 @@ class Batch:
         # What rows with filters alone are drawn from is nowhere stored. By a number torch would not divide on a GPU: it
         # multiplies with the reciprocal, whose last bit differs.
         processed = replace(drawn_from[-1], logits=logits / torch.full_like(logits[:, :1], TEMPERATURE))
-        return tokens, gumbel.draw(*drawn_from, rivals=0)[0], processed
+        everything = replace(drawn_from[-1], maxima=None)
+        return tokens, gumbel.draw(*drawn_from[:-1], everything, rivals=0)[0], processed
 
 
 def filter_lines(tensors: list[Tensor], measure: Measure) -> list[dict[str, JSON]]:

@@ -4,8 +4,9 @@ Of each group of neighbouring tokens the largest integer, by `ordered`, of the q
 rounded once grows with the logit, or stays; so the largest quotient is that of the largest logit, and one division a
 group is enough. A group whose largest integer is below the row's threshold has no token that may be drawn, and the draw
 reads only the other groups, which it lists. Where a part of a row has NaN among its logits, which the draw must count,
-the part is marked, and read as a whole. The sums of exponentials that a log-probability is made of are taken here, too,
-in the same lanes and order as in a draw that reads all.
+the part is marked, and read as a whole; so is one with plus infinity, which looks the same in a sum. The sums of
+exponentials that a log-probability is made of are taken here, too, in the same lanes and order as in a draw that reads
+all.
 
 *Places* number the tokens of a part's listed groups as if they were neighbours: place p of a row stands for token
 list[p // group] * group + p % group. A part that is not listed has tokens for places.
@@ -14,7 +15,7 @@ list[p // group] * group + p % group. A part that is not listed has tokens for p
 import triton.language as tl
 
 from .groups import maxima_of
-from .lanes import add_exponentials
+from .lanes import add_exponentials, quarters
 from .launch import kernel
 from .logits_processing import FILTERS, NUMBERS, REALS, STAGES, STORED, TEMPERATURE
 from .order import LOWEST, divided, ordered
@@ -36,6 +37,14 @@ def is_filtered_only(stages) -> tl.tensor:
 
 
 @kernel
+def largest_of_fours(logit, LANES: tl.constexpr) -> tl.tensor:
+    """Largest of each four neighbours, NaN as minus infinity."""
+    x0, x1, x2, x3 = quarters(logit, LANES)
+    largest = tl.maximum(tl.maximum(x0, x1), tl.maximum(x2, x3))
+    return tl.where(largest == largest, largest, float("-inf"))
+
+
+@kernel
 def find_maxima(
     logits_ptr,  # [N, V] float32, float16 or bfloat16
     logits_stride,
@@ -44,7 +53,7 @@ def find_maxima(
     reals_ptr,  # [R, REALS] float32
     maxima_ptr,  # [N, groups] int32, out: largest integer of each group of tokens, of rows with filters only
     float_ptr,  # [4, N, parts] float32, out, of the same rows: the last two planes, as `sample_blocks` has them
-    int_ptr,  # [4, N, parts] int32, out, of the same rows: the last plane, 1 where a logit is NaN, or 0
+    int_ptr,  # [4, N, parts] int32, out, of the same rows: the last plane, 1 with NaN or plus infinity, else 0
     vocab_size,
     num_groups,
     num_parts,
@@ -65,21 +74,19 @@ def find_maxima(
     temperature = tl.load(reals_ptr + row * REALS + TEMPERATURE)
     if is_filtered_only(tl.load(numbers_ptr + row * NUMBERS + STAGES)):
         divisor = tl.where(temperature > 0.0, temperature, 1.0)
-        spoiled = tl.zeros([BLOCK // GROUP], tl.int32)
         largest = tl.full([BLOCK // 4], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK // 4], tl.float32)
         for first_token in range(begin, end, BLOCK):
             logit = ahead
             token = first_token + BLOCK + tl.arange(0, BLOCK)
             ahead = tl.load(logits_ptr + token, mask=token < end, other=float("-inf")).to(tl.float32)
-            number = logit == logit
             group = first_token // GROUP + tl.arange(0, BLOCK // GROUP)
-            top = maxima_of(tl.where(number, logit, float("-inf")), BLOCK, GROUP)
+            top = maxima_of(largest_of_fours(logit, BLOCK // 4), BLOCK // 4, GROUP // 4)
             tl.store(maxima_ptr + index * num_groups + group, ordered(divided(top, divisor)), mask=group < num_groups)
-            spoiled += maxima_of(tl.where(number, 0, 1), BLOCK, GROUP)
             largest, total = add_exponentials(logit, largest, total, BLOCK // 4)
         out = index * num_parts + part
-        tl.store(int_ptr + 3 * plane + out, (tl.max(spoiled, 0) > 0).to(tl.int32))
+        # A sum with NaN or plus infinity in it is NaN.
+        tl.store(int_ptr + 3 * plane + out, tl.max((total != total).to(tl.int32), 0))
         store_shares(float_ptr + out, plane, largest, total)
 
 

@@ -15,6 +15,8 @@ from .blocks import LAUNCH, Parts, parts_of
 class Maxima:
     """What one reading of the logits leaves to the draw; of rows that have filters and no stage of ``STORED``.
 
+    It is for one draw, which writes into it: another one from it gives the same tokens, but reads more logits.
+
     Attributes:
         group: tokens of a group.
         groups: int32 [N, groups], largest integer of each group; of rows with a filter, whoever wrote it.
