@@ -1,12 +1,13 @@
 """What the tests of the runner share: the tiny model, its oracle, and a runner made of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from torch import Tensor
 
+from mrv2.checks import triton_cpu
 from mrv2.refrunner.api import SamplingParams
 from mrv2.refrunner.config import RunnerConfig
 from mrv2.refrunner.model_runner import ModelRunner
@@ -18,6 +19,20 @@ from mrv2.refrunner.oracle.oracle import Oracle, ScoredToken
 from mrv2.refrunner.oracle.rounding import log_softmax_error, near_tie_gap
 
 SMALL = {"max_num_reqs": 3, "max_num_batched_tokens": 16, "max_model_len": 48, "block_size": 4, "num_kv_blocks": 25}
+
+
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Where a test of kernels alone runs them."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def compiled_kernels() -> Iterator[None]:
+    """On the CPU kernels run compiled; the interpreter, whose bits others compare, takes tens of times as long."""
+    with triton_cpu.enabled():
+        yield
 
 
 @pytest.fixture(scope="session")

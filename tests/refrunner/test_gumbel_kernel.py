@@ -11,7 +11,6 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrv2.checks import triton_cpu
 from mrv2.refrunner.api import SamplingParams
 from mrv2.refrunner.kernels.gumbel import PURPOSE_TARGET, gumbel_noise, random_words
 from mrv2.refrunner.kernels.launch import kernel
@@ -20,21 +19,11 @@ from mrv2.refrunner.oracle.rounding import NOISE_ERROR, UNIT_ROUNDOFF
 from mrv2.refrunner.sampling import blocks
 from mrv2.refrunner.sampling import gumbel as module
 
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
 SEEDS = (0, 1, -1, 2**32, -(2**32), 2**63 - 1, -(2**63), 2**63, 2**64 - 1, 0x0123456789ABCDEF)
 POSITIONS = (0, 1, 255, 2**31 - 1)
 MAP_NORESERVE = 0x4000  # of Linux; older modules mmap do not name it
-
-
-@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    return request.param
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled():
-    """On the CPU kernels run compiled; the interpreter, whose bits others compare, takes tens of times as long."""
-    with triton_cpu.enabled():
-        yield
 
 
 def signed(seed):

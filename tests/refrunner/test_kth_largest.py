@@ -9,24 +9,14 @@ import pytest
 import torch
 import triton.language as tl
 
-from mrv2.checks import triton_cpu
 from mrv2.fuzz.mutants import Mutation, mutated_package
 from mrv2.refrunner.kernels.filters import kth_largest
 from mrv2.refrunner.kernels.launch import kernel
 
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
 LANES, V, LOWEST = 16, 150, -(2**31)
 COUNTS = (0, 1, 2, 3, 5, 7, 15, 16, 17, 40, 149, 150, 151)
-
-
-@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    return request.param
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled():
-    with triton_cpu.enabled():
-        yield
 
 
 @kernel

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from mrv2.checks import triton_cpu
 from mrv2.fuzz.mutants import Mutation, mutated_package
 from mrv2.refrunner.kernels.logits_processing import BIAS, MIN_P, NUMBERS, REALS, STAGES, TEMPERATURE, TOP_K
 from mrv2.refrunner.sampling.blocks import Parts
+
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
 V, GROUP = 300, 8
 TEMPERATURES = (0.0, 1e-30, 1e-3, 0.5, 1.0, 3.0, 50.0, 1e30)
@@ -21,17 +22,6 @@ PARTS = (
     Parts(number=3, most=4, blocks=4, block=32, groups=2, search=2, lanes=4, warps=4, few=1, chunk=4),
     Parts(number=5, most=8, blocks=4, block=16, groups=1, search=4, lanes=1, warps=4, few=1, chunk=16),
 )
-
-
-@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    return request.param
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled():
-    with triton_cpu.enabled():
-        yield
 
 
 def ordered(values):

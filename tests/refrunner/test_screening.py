@@ -8,7 +8,6 @@ import pytest
 import torch
 import triton.language as tl
 
-from mrv2.checks import triton_cpu
 from mrv2.fuzz.mutants import Mutation, mutated_package
 from mrv2.refrunner.kernels.gumbel import coarse_logarithm, gumbel_noise
 from mrv2.refrunner.kernels.launch import kernel
@@ -17,21 +16,12 @@ from mrv2.refrunner.sampling import blocks
 from mrv2.refrunner.sampling import gumbel as module
 from mrv2.refrunner.sampling.blocks import Parts
 
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
 V = 300
 TEMPERATURES = (0.0, 1e-30, 1e-3, 0.5, 1.0, 3.0, 50.0, 1e30)
 # The smallest normal number: below it some devices read zeros.
 LEAST = float(np.finfo(np.float32).tiny)
-
-
-@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    return request.param
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled():
-    with triton_cpu.enabled():
-        yield
 
 
 @kernel
