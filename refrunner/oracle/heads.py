@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..api import Step
+from ..errors import StepError
 from .llama import LlamaOracle, LlamaShape, checked_weight, weight_shapes
 from .rounding import SAFETY, Float32Twins
 
@@ -147,7 +148,7 @@ class _Life:
         blocks: of the target's first KV group.
         entered: whether a step has computed any of it.
         state: [H], the head's of the newest token, if it draws.
-        over: nobody took what a step gave it, so nothing of it counts any more.
+        over: nobody took what a step gave it, so nobody knows its tokens, nor shares their keys, from there on.
     """
 
     tokens: list[int]
@@ -211,14 +212,15 @@ class HeadRun:
         emitted = self._run.emitted.get((number, name), ()) if draws else ()
         if draws and not emitted:
             life.over = True
-            return
+            if decodes:
+                return  # the one known token that it computes has its keys already
         if drafts and life.state is not None:
             self._keep_accepted(name, life, emitted[:-1])
         first, accepted = life.computed, max(len(emitted) - 1, 0)
         life.tokens += emitted
         life.computed += count - drafts + accepted
         end = len(life.tokens) if draws else life.computed
-        lanes = DECODE_LANES if decodes else count + draws
+        lanes = DECODE_LANES if decodes else count + len(emitted)
         known = [life.hidden[place - 1] if place > first or life.entered else None for place in range(end - lanes, end)]
         none = torch.zeros(self._target.config.hidden_size, dtype=self._target.dtype)
         before = torch.stack([none if state is None else state for state in known])
@@ -251,6 +253,7 @@ class HeadRun:
         if not held:
             return self._head.empty()
         keys, values = (torch.cat([getattr(block, part) for block in held], dim=1) for part in ("keys", "values"))
+        _check_written(keys[:, :length], life)
         return Context(keys[:, :length], values[:, :length])
 
     def _write(self, life: _Life, start: int, kept: Context) -> None:
@@ -261,6 +264,18 @@ class HeadRun:
             if place < len(life.blocks):
                 block = self._block(life.blocks[place])
                 block.keys[:, slot], block.values[:, slot] = kept.keys[:, lane], kept.values[:, lane]
+
+
+def _check_written(keys: Tensor, life: _Life) -> None:
+    """Refuse to go on from what nobody has computed: no number is near to all of them, and would excuse what came."""
+    missing = keys.isnan().flatten(2).any(dim=2).any(dim=0).nonzero().flatten().tolist()
+    if missing:
+        raise StepError(
+            f"position {missing[0]} of a request that entered with {life.prefill_len} tokens",
+            "its block holds no keys that a step has computed",
+            "what a head expects follows from them",
+            "Step.new whose num_computed_tokens are those of earlier steps, and a trace with all steps",
+        )
 
 
 def drafts_behind(head: HeadOracle, moment: Moment, drafts: Sequence[int]) -> tuple[Context, Tensor]:
