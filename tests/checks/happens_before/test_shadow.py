@@ -181,7 +181,7 @@ def test_reports_of_a_frontend_are_kept_once(drive, judge):
 def well_synchronised(drive, source, target, results):
     """A step as a runner makes it: upload, kernel, download on a second stream, the host two steps behind."""
     ready = []
-    for step in range(STEPS):
+    for step in range(STEPS // 4):  # a hundred times what may be left
         slot = step % 3
         if step >= 2:
             drive.synchronize(ready[step % 2])
