@@ -42,6 +42,7 @@ from mrv2.refrunner.sampling_params import MAX_LOGPROB_IDS
 from mrv2.refrunner.staging import PackedUpload, PinnedRing
 
 BATCHES = (1, 32, 256, 1024)
+PEAKED = 4.0  # so many times a standard normal number: most of the mass is in few tokens, as in a real model's logits
 TEMPERATURE, MIN_P, TOP_K, TOP_P = 0.8, 0.05, 50, 0.9
 COLUMNS = (5, 20)
 COMPARED = 64  # rows of each kind of logits
@@ -62,7 +63,12 @@ def main(arguments: list[str]) -> int:
     for count in BATCHES:
         tensors = inputs(count, torch.float32)
         limit: dict[str, JSON] = {"B": count, "read limit": 4 * count * VOCAB / bandwidth / 1e6}
-        for line in (*filter_lines(tensors, microseconds), *report_lines(tensors, microseconds)):
+        peaked = [PEAKED * tensor for tensor in tensors]
+        for line in (
+            *filter_lines(tensors, "normal", microseconds),
+            *filter_lines(peaked, "peaked", microseconds),
+            *report_lines(tensors, microseconds),
+        ):
             record["table"].append(limit | line)
             sys.stdout.write(shown(limit | line) + "\n")
             sys.stdout.flush()
@@ -194,13 +200,14 @@ class Batch:
         return tokens, gumbel.draw(*drawn_from[:-1], everything, rivals=0)[0], processed
 
 
-def filter_lines(tensors: list[Tensor], measure: Measure) -> list[dict[str, JSON]]:
+def filter_lines(tensors: list[Tensor], kind: str, measure: Measure) -> list[dict[str, JSON]]:
     """Times of a draw behind each of the filters; of all its launches, without the last two, and of the first one.
 
     The last two are the draw, and what is between them and the first one finds the thresholds.
 
     Args:
         tensors: float32 [N, V] each, on the device.
+        kind: what these logits are, for the record.
         measure: gives the time of one of some calls.
     """
     lines: list[dict[str, JSON]] = []
@@ -208,7 +215,7 @@ def filter_lines(tensors: list[Tensor], measure: Measure) -> list[dict[str, JSON
     for name, case in CASES.items():
         batch = Batch(case, count, vocab_size, str(tensors[0].device))
         draws: list[Callable[[], object]] = [lambda x=x, batch=batch: batch.sample(x) for x in tensors]  # type: ignore[misc]
-        line: dict[str, JSON] = {"filters": name, "drawn": measure(draws)}
+        line: dict[str, JSON] = {"filters": name, "logits": kind, "drawn": measure(draws)}
         with ExitStack() as without:
             without.enter_context(mock.patch.object(sampler, "sample", mock.MagicMock()))
             line["thresholds known"] = measure(draws)

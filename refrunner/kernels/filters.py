@@ -24,8 +24,8 @@ from .logits_processing import (
     TOP_P,
     source_of,
 )
-from .nucleus import COLUMNS, FOUND, LINE, LISTED, LISTED_MASS, MASSES, OPEN, target_of
-from .order import LOWEST, as_logit, divided, kth_of_tile, ordered, threshold_of_tile, weight_of
+from .nucleus import COLUMNS, HIGH, HIGH_MASS, LEAST, LISTED, LOW, MASSES, MOST, OPEN, ROUNDS, target_of
+from .order import FEW, LOWEST, as_logit, divided, kth_of_tile, listed_keys, ordered, threshold_of_tile, weight_of
 
 _STEPS = tl.constexpr(4)
 _ABOVE_ALL = tl.constexpr(2147483648)
@@ -90,8 +90,32 @@ def kth_largest(logits_ptr, divisor, size, floor, count, BLOCK: tl.constexpr) ->
 
 
 @kernel
-def top_p_of_list(keys, equal, line, floor, largest, share) -> tl.tensor:
+def kth_of_list(list_ptr, found, line, count, LIST: tl.constexpr) -> tl.tensor:
+    """The ``count``-th largest integer of a list, or the line that all of them are above if they are fewer."""
+    few: tl.constexpr = (LIST + FEW - 1) // FEW
+    kth = line
+    if found >= count:
+        if found <= few:
+            kth = kth_of_tile(listed_keys(list_ptr, found, few), line + 1, count)
+        else:
+            kth = kth_of_tile(listed_keys(list_ptr, found, LIST), line + 1, count)
+    return kth
+
+
+@kernel
+def top_p_of_list(list_ptr, found, equal, line, floor, largest, share, LIST: tl.constexpr) -> tl.tensor:
     """Threshold of top-p where all that is left is on a list, or on its line."""
+    few: tl.constexpr = (LIST + FEW - 1) // FEW
+    if found <= few:
+        threshold = top_p_of_keys(listed_keys(list_ptr, found, few), equal, line, floor, largest, share)
+    else:
+        threshold = top_p_of_keys(listed_keys(list_ptr, found, LIST), equal, line, floor, largest, share)
+    return threshold
+
+
+@kernel
+def top_p_of_keys(keys, equal, line, floor, largest, share) -> tl.tensor:
+    """`top_p_of_list` of integers in registers."""
     weights = tl.where(keys >= floor, weight_of(as_logit(keys), largest), 0)
     mass = tl.sum(weights, 0)
     whole = mass
@@ -108,28 +132,34 @@ def top_p_of_list(keys, equal, line, floor, largest, share) -> tl.tensor:
 def list_likely(
     source_ptr, divisor, maxima, groups_ptr, list_ptr, num_groups, size, count, LIST: tl.constexpr, TILE: tl.constexpr,
     GROUP: tl.constexpr, GROUPS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """A line that ``count`` logits reach; the integers above it, if there is room; how many; and how many on it."""
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """A line that ``count`` logits reach; how many are above, listed if there is room; and how many on it."""
     line = line_of(maxima, num_groups, count, GROUPS)
     number = list_groups(maxima, groups_ptr, num_groups, line, GROUPS)
     found, equal = list_above(source_ptr, divisor, groups_ptr, number, list_ptr, size, line, LIST, TILE, GROUP)
-    place = tl.arange(0, LIST)
-    return line, tl.load(list_ptr + place, mask=place < found, other=LOWEST), found, equal
+    return line, found, equal
 
 
 @kernel
-def leave_open(state_ptr, mass_ptr, keys, found, line, threshold, largest, LIST: tl.constexpr) -> None:
+def leave_open(state_ptr, mass_ptr, list_ptr, found, line, threshold, largest, LIST: tl.constexpr) -> None:
     """Leave top-p of a row to the kernels of `nucleus`, with the list as far as there was room."""
     if found > LIST:  # an empty list is right, too
         line, found = ordered(largest), found * 0
+    keys = listed_keys(list_ptr, found, LIST)
     listed = (keys > line) & (keys >= threshold)
     mass = tl.sum(tl.where(listed, weight_of(as_logit(keys), largest), 0), 0)
-    column = tl.arange(0, MASSES)
-    tl.store(mass_ptr + column, tl.where(column == LISTED_MASS, mass, 0))
-    tl.store(state_ptr + OPEN, 1)
-    tl.store(state_ptr + LISTED, found)
-    tl.store(state_ptr + LINE, line)
-    tl.store(state_ptr + FOUND, 0)
+    column = tl.arange(0, ROUNDS * MASSES)
+    tl.store(mass_ptr + column, tl.where(column == HIGH_MASS, mass, 0))
+    column = tl.arange(0, ROUNDS * COLUMNS)
+    state = tl.where(column == OPEN, 1, 0)
+    state = tl.where(column == LOW, threshold, state)
+    state = tl.where(column == HIGH, line, state)
+    state = tl.where(column == LISTED, found, state)
+    # What a round finds begins with nothing; before the first one nothing is known.
+    first = column < COLUMNS
+    state = tl.where(column % COLUMNS == LEAST, tl.where(first, LOWEST, -1 - LOWEST), state)
+    state = tl.where(column % COLUMNS == MOST, tl.where(first, -1 - LOWEST, LOWEST), state)
+    tl.store(state_ptr + column, state)
 
 
 @kernel
@@ -145,8 +175,8 @@ def find_thresholds(
     list_ptr,  # [N, LIST] int32, out: integers above a line, for `nucleus`
     threshold_ptr,  # [N] int32, out: tokens whose `ordered` logit is below it are dropped; LOWEST without a filter
     largest_ptr,  # [N] float32, out
-    state_ptr,  # [N, COLUMNS] int32, out, see `nucleus`
-    mass_ptr,  # [N, MASSES] int64, out, likewise
+    state_ptr,  # [N, ROUNDS, COLUMNS] int32, out, see `nucleus`
+    mass_ptr,  # [N, ROUNDS, MASSES] int64, out, likewise
     vocab_size,
     num_groups,
     MOST: tl.constexpr,  # tokens that are looked for by groups
@@ -161,7 +191,7 @@ def find_thresholds(
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + index).to(tl.int64)
     stages = tl.load(numbers_ptr + row * NUMBERS + STAGES)
-    state_ptr += index * COLUMNS
+    state_ptr += index * ROUNDS * COLUMNS
     tl.store(state_ptr + OPEN, 0)
     if (stages & FILTERS) == 0:
         tl.store(threshold_ptr + index, LOWEST)
@@ -189,19 +219,19 @@ def find_thresholds(
             kth = kth_largest(source_ptr, divisor, vocab_size, LOWEST, wanted, BLOCK).to(tl.int32)
             threshold = tl.maximum(threshold, kth)
     if by_groups | ((stages & TOP_P) != 0):
-        line, keys, found, equal = list_likely(
+        line, found, equal = list_likely(
             source_ptr, divisor, maxima, groups_ptr, list_ptr, num_groups, vocab_size, count, LIST, TILE, GROUP, GROUPS
         )
         if by_groups:
             kth = line
             if found > LIST:
                 kth = kth_largest(source_ptr, divisor, vocab_size, LOWEST, count, BLOCK).to(tl.int32)
-            elif found >= count:
-                kth = kth_of_tile(keys, line + 1, count)
+            else:
+                kth = kth_of_list(list_ptr, found, line, count, LIST)
             threshold = tl.maximum(threshold, kth)
         if ((stages & TOP_P) != 0) & by_groups & (found <= LIST):
-            threshold = top_p_of_list(keys, equal, line, threshold, largest, share)
+            threshold = top_p_of_list(list_ptr, found, equal, line, threshold, largest, share, LIST)
         elif (stages & TOP_P) != 0:
             tl.store(largest_ptr + index, largest)
-            leave_open(state_ptr, mass_ptr + index * MASSES, keys, found, line, threshold, largest, LIST)
+            leave_open(state_ptr, mass_ptr + index * ROUNDS * MASSES, list_ptr, found, line, threshold, largest, LIST)
     tl.store(threshold_ptr + index, threshold)

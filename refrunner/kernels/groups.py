@@ -1,14 +1,16 @@
 """The largest logits of a row by way of the largest one of each group of neighbouring tokens.
 
-As many logits as there are groups of a larger or equal maximum reach the k-th largest of the groups' maxima, the
-*line*; so the k-th largest logit is on the line or above. Those above are in fewer than k groups, and not many more
-than k unless they are neighbours: reading these groups finds them all.
+The *line* is an integer that the maxima of k groups reach, or of a few more. So do as many logits, and the k-th largest
+one is on the line or above. Those above are in these groups, and not many more than k unless they are neighbours:
+reading the groups finds them all.
 """
 
 import triton.language as tl
 
 from .launch import kernel
-from .order import LOWEST, divided, kth_of_tile, ordered
+from .order import LOWEST, candidates, closer, divided, number_from, ordered
+
+_SPARE = tl.constexpr(4)  # a line may be too low by a fraction of the groups above it: a narrower search takes longer
 
 
 @kernel
@@ -26,9 +28,16 @@ def load_maxima(maxima_ptr, num_groups, GROUPS: tl.constexpr) -> tl.tensor:
 
 @kernel
 def line_of(maxima, num_groups, count, GROUPS: tl.constexpr) -> tl.tensor:
-    """The ``count``-th largest of the maxima, of at least as many."""
+    """An integer that ``count`` of the maxima reach, of at least as many, and not many more."""
     present = tl.arange(0, GROUPS) < num_groups
-    return kth_of_tile(maxima, tl.min(tl.where(present, maxima, 2147483647), 0), count)
+    low, high = tl.min(tl.where(present, maxima, 2147483647), 0), tl.max(maxima, 0)
+    reaching = tl.full([], 0, tl.int32) + num_groups
+    while (low < high) & (reaching > count + count // _SPARE):
+        candidate = candidates(low, high)
+        number = number_from(maxima, candidate)
+        low, high = closer(low, high, candidate, number >= count)
+        reaching = tl.min(tl.where(number >= count, number, reaching), 0)
+    return tl.where(low == -1, 0, low)  # no logit is between them, and -1 stands for a zero, as 0 does
 
 
 @kernel

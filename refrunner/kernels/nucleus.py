@@ -6,39 +6,47 @@ numbers a weight is off by no more than E = 2**-21 + 2**-23 * (max - x) of itsel
 argument to one rounding) and by 2**-40: the mass above a token, as a share, is off by at most 2 * (E + V * 2**-40).
 Equal logits stay or go together.
 
-A sample of the row says between which two logits the threshold must be looked for. One pass adds up what is above them
-and all of it, and lists the tokens between; the search is in the list. The few likeliest tokens are known beforehand
-(`groups`), so the sample stands only for the others, none of which has much weight. Where the sample has misled, or the
-list has no room, which the exact masses tell, the search is in the whole row. So no float decides about a token.
+The search goes in rounds. A round knows two integers that the threshold is between, and the mass above either. It adds
+up the masses above a few *pivots* in between, over all of the row at once, and leaves a narrower interval to the next
+one (`nucleus_rounds`). The first pivots come from a sample of the row (`nucleus_sample`), the others from the masses
+known so far. Groups of tokens whose largest one is below the interval are not read. As soon as the interval can hold
+only few tokens, a round lists them instead, and the last search is in the list; tokens that are all equal need none.
+The likeliest ones are known beforehand (`groups`), so the sample stands only for the others. Pivots decide how long it
+takes; which token stays, exact masses decide. Where the rounds do not suffice, one program searches what is left.
 """
 
 import triton.language as tl
 
 from .launch import kernel
 from .logits_processing import COLUMN_TOP_P, REALS, source_of
-from .order import LOWEST, as_logit, divided, ordered, threshold_of_tile, weight_of
+from .order import FEW, as_logit, divided, listed_keys, ordered, threshold_of_tile, weight_of
 
-_SPAN = tl.constexpr(27.75)  # exp(-27.75) is below 2**-40: a token so far below the largest weighs nothing
-_UNIT = tl.constexpr(9.094947017729282e-13)  # 2**-40
-_ERRORS = tl.constexpr(4.5)  # standard errors of a sample that are allowed for
-_STEPS = tl.constexpr(12)
-_ROUGH_STEPS = tl.constexpr(8)  # of the crossing that the error is reckoned at
+SPAN = tl.constexpr(27.75)  # exp(-27.75) is below 2**-40: a token so far below the largest weighs nothing
 _MARGIN = tl.constexpr(32)  # shares of an interval, of which one is searched on either side of a guess
 
-# Columns of `state`, int32 [N, COLUMNS]. Integers are those of `ordered`.
-OPEN = tl.constexpr(0)  # whether the threshold of top-p is still to be found
-LISTED = tl.constexpr(1)  # number of integers above LINE, all listed
-LINE = tl.constexpr(2)
-FOUND = tl.constexpr(3)  # number of tokens in question
-LOW = tl.constexpr(4)  # they reach from this integer
-HIGH = tl.constexpr(5)  # to this one
-COLUMNS = tl.constexpr(8)
+# Columns of `state`, int32 [N, ROUNDS, COLUMNS]. Integers are those of `ordered`.
+OPEN = tl.constexpr(0)  # whether this round has something to do
+LOW = tl.constexpr(1)  # the threshold is no smaller
+HIGH = tl.constexpr(2)  # and no larger
+LEAST = tl.constexpr(3)  # smallest integer of a token that the round has found between them
+MOST = tl.constexpr(4)  # and the largest one
+PIVOT = tl.constexpr(8)  # PIVOTS of them
+# In the first round's row of them only.
+LISTED = tl.constexpr(5)  # number of likeliest tokens, all those above HIGH
+FOUND = tl.constexpr(6)  # number of tokens in question
+SEARCHED = tl.constexpr(7)  # whether rounds did not suffice
+LAST_LOW = tl.constexpr(12)  # LOW of the last round that had something to do
+LAST_HIGH = tl.constexpr(13)
+COLUMNS = tl.constexpr(16)
+PIVOTS = tl.constexpr(4)
 
-# Columns of `mass`, int64 [N, MASSES].
-LISTED_MASS = tl.constexpr(0)
-ABOVE_MASS = tl.constexpr(1)  # of tokens above those in question
-WHOLE_MASS = tl.constexpr(2)
-MASSES = tl.constexpr(4)
+# Columns of `mass`, int64 [N, ROUNDS, MASSES].
+LOW_MASS = tl.constexpr(0)  # of tokens from LOW; of all of them in the first round's
+HIGH_MASS = tl.constexpr(1)  # of tokens above HIGH
+LAST_MASS = tl.constexpr(2)  # HIGH_MASS of the last round that had something to do, in the first round's
+PIVOT_MASS = tl.constexpr(4)  # of tokens above each pivot
+MASSES = tl.constexpr(8)
+ROUNDS = tl.constexpr(4)  # the first one, and room for three more
 
 
 @kernel
@@ -47,6 +55,25 @@ def target_of(total, share) -> tl.tensor:
     target = tl.ceil(total.to(tl.float64) * share.to(tl.float64)).to(tl.int64)
     # All of it is one more than there is: tokens whose weight is cut to nothing are kept too.
     return tl.where(share < 1.0, tl.maximum(target, 1), total + 1)
+
+
+@kernel
+def interval_of(state_ptr, mass_ptr, target) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """What a round leaves: the smallest and the largest integer that may be the threshold, and the masses."""
+    which = tl.arange(0, PIVOTS)
+    pivot, above = tl.load(state_ptr + PIVOT + which), tl.load(mass_ptr + PIVOT_MASS + which)
+    low, high = tl.load(state_ptr + LOW), tl.load(state_ptr + HIGH)
+    low_mass, high_mass = tl.load(mass_ptr + LOW_MASS), tl.load(mass_ptr + HIGH_MASS)
+    between = (pivot >= low) & (pivot < high)
+    enough, short = between & (above >= target), between & (above < target)
+    low_mass = tl.min(tl.where(enough, above, low_mass), 0)
+    high_mass = tl.max(tl.where(short, above, high_mass), 0)
+    low = tl.maximum(tl.max(tl.where(enough, pivot + 1, low), 0), tl.load(state_ptr + LEAST))
+    high = tl.minimum(tl.min(tl.where(short, pivot, high), 0), tl.load(state_ptr + MOST))
+    return low, high, low_mass, high_mass
+
+
+# A search by one program
 
 
 @kernel
@@ -70,15 +97,19 @@ def masses_from(
 
 
 @kernel
-def threshold_of_mass(logits_ptr, divisor, size, floor, largest, mass, target, BLOCK: tl.constexpr) -> tl.tensor:
+def threshold_of_mass(
+    logits_ptr, divisor, size, floor, largest, low, high, low_mass, high_mass, target, BLOCK: tl.constexpr
+) -> tl.tensor:
     """Largest integer from which on the logits of a row, divided first, weigh ``target`` or more.
 
     Args:
         floor: smaller ones count for nothing.
-        mass: of those from it on, which is enough.
+        low: smallest integer that it may be.
+        high: largest one.
+        low_mass: of those from ``low``, which is enough.
+        high_mass: of those above ``high``, which is not.
     """
-    first, last = floor.to(tl.int64), ordered(largest).to(tl.int64)
-    beyond = tl.full([], 0, tl.int64)
+    first, last, mass, beyond = low.to(tl.int64), high.to(tl.int64), low_mass, high_mass
     while first < last:
         # The middle, which halves what is left, and two that enclose a guess, which leave less if masses grow evenly.
         margin = (last - first) // _MARGIN
@@ -111,137 +142,31 @@ def narrowed(
     )
 
 
-@kernel
-def crossing(logit, weight, low, high, target, STEPS: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Two numbers close together: from the first on, but not from the second, a sample weighs ``target``.
+# The end of the search
 
-    From ``low`` on it must, and from above ``high`` on it does not.
+
+@kernel
+def search_list(keys_ptr, number, floor, low, high, largest, target, SIZE: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Whether listed integers from ``floor`` on weigh ``target``, and if so the largest one from which on they do.
+
+    It is between ``low`` and ``high``, and none of them is above.
     """
-    for _step in range(STEPS):
-        middle = 0.5 * low + 0.5 * high
-        enough = tl.sum(tl.where(logit >= middle, weight, 0.0), 0) >= target
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, middle)
-    return low, high
+    keys = listed_keys(keys_ptr, number, SIZE)
+    weights = tl.where((tl.arange(0, SIZE) < number) & (keys >= floor), weight_of(as_logit(keys), largest), 0)
+    return tl.sum(weights, 0) >= target, threshold_of_tile(keys, weights, low, high, target)
 
 
 @kernel
-def ask_by_sample(
-    logits_ptr,  # [N, V] float32
-    logits_stride,
-    processed_ptr,  # [N, V] float32, dense; read for rows with a stage of STORED
-    state_ptr,  # [N, COLUMNS] int32, in and out
-    largest_ptr,  # [N] float32
-    threshold_ptr,  # [N] int32
-    rows_ptr,  # [N] int32
-    numbers_ptr,  # [R, NUMBERS] int32
-    reals_ptr,  # [R, REALS] float32
-    mass_ptr,  # [N, MASSES] int64
-    vocab_size,
-    SAMPLE: tl.constexpr,
-    RUN: tl.constexpr,  # neighbouring tokens, which come from memory together
-) -> None:
-    """Between which two logits the threshold probably is. One program per row."""
-    index = tl.program_id(0).to(tl.int64)
-    state_ptr += index * COLUMNS
-    if tl.load(state_ptr + OPEN) == 0:
-        return
-    lane = tl.arange(0, SAMPLE)
-    runs = (vocab_size + RUN - 1) // RUN
-    taken = tl.minimum(runs, SAMPLE // RUN)
-    token = ((lane // RUN).to(tl.int64) * runs // taken * RUN).to(tl.int32) + lane % RUN
-    inside = (lane < taken * RUN) & (token < vocab_size)
-    source_ptr, divisor = source_of(
-        logits_ptr, logits_stride, processed_ptr, rows_ptr, numbers_ptr, reals_ptr, index, vocab_size
-    )
-    logit = divided(tl.load(source_ptr + token, mask=inside, other=float("-inf")), divisor)
-    logit = tl.where(logit == logit, logit, float("-inf"))
-    largest, line = tl.load(largest_ptr + index), as_logit(tl.load(state_ptr + LINE))
-    cut = as_logit(tl.load(threshold_ptr + index))
-    share = tl.load(reals_ptr + tl.load(rows_ptr + index).to(tl.int64) * REALS + COLUMN_TOP_P)
-    factor = vocab_size / tl.sum(inside.to(tl.float32), 0)
-    weight = tl.where(logit == largest, 1.0, tl.exp(logit - largest)) * factor
-    weight = tl.where(inside & (logit >= cut) & (logit <= line), weight, 0.0)
-    listed = tl.load(mass_ptr + index * MASSES + LISTED_MASS).to(tl.float32) * _UNIT
-    wanted = share * (listed + tl.sum(weight, 0)) - listed
-    lowest = tl.maximum(cut, largest - _SPAN)
-    low, high = crossing(logit, weight, lowest, line, wanted, _ROUGH_STEPS)
-    # Variance of the mass above the crossing less its share of the whole, by runs; and what a few unseen tokens weigh.
-    error = tl.sum(tl.reshape(weight * (tl.where(logit >= low, 1.0, 0.0) - share), [SAMPLE // RUN, RUN]), 1)
-    heaviest = 2.0 * factor * tl.where(line == largest, 1.0, tl.exp(line - largest))
-    error = _ERRORS * tl.sqrt(tl.sum(error * error, 0) + heaviest * heaviest)
-    _low, above = crossing(logit, weight, low, line, wanted - error, _STEPS)
-    below, _high = crossing(logit, weight, lowest, high, wanted + error, _STEPS)
-    tl.store(state_ptr + HIGH, ordered(tl.where(wanted > error, above, line)))
-    tl.store(state_ptr + LOW, ordered(tl.where(wanted + error < tl.sum(weight, 0), tl.maximum(below, cut), cut)))
-
-
-@kernel
-def weigh_rows(
-    logits_ptr,  # [N, V] float32
-    logits_stride,
-    processed_ptr,  # [N, V] float32, dense; read for rows with a stage of STORED
-    state_ptr,  # [N, COLUMNS] int32, in and out
-    largest_ptr,  # [N] float32
-    threshold_ptr,  # [N] int32
-    rows_ptr,  # [N] int32
-    numbers_ptr,  # [R, NUMBERS] int32
-    reals_ptr,  # [R, REALS] float32
-    mass_ptr,  # [N, MASSES] int64, in and out
-    keys_ptr,  # [N, SLOTS] int32, out: integers of the tokens in question, in any order; not all if there is no room
-    vocab_size,
-    part_blocks,
-    SLOTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """The masses that `settle_nucleus` needs, and its tokens. One program per row and part of the vocabulary."""
-    index = tl.program_id(0).to(tl.int64)
-    state_ptr += index * COLUMNS
-    if tl.load(state_ptr + OPEN) == 0:
-        return
-    begin = tl.program_id(1) * part_blocks * BLOCK
-    end = tl.minimum(begin + part_blocks * BLOCK, vocab_size)
-    source_ptr, divisor = source_of(
-        logits_ptr, logits_stride, processed_ptr, rows_ptr, numbers_ptr, reals_ptr, index, vocab_size
-    )
-    largest, cut = tl.load(largest_ptr + index), as_logit(tl.load(threshold_ptr + index))
-    low, high = as_logit(tl.load(state_ptr + LOW)), as_logit(tl.load(state_ptr + HIGH))
-    above = tl.zeros([BLOCK], tl.int64)
-    whole = tl.zeros([BLOCK], tl.int64)
-    asked = tl.zeros([BLOCK], tl.int32)
-    for start in range(begin, end, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        logit = divided(tl.load(source_ptr + token, mask=token < end, other=float("nan")), divisor)
-        kept = logit >= cut
-        logit = tl.where(kept, logit, float("-inf"))
-        weight = tl.where(kept, weight_of(logit, largest), 0)
-        whole += weight
-        above += tl.where(logit > high, weight, 0)
-        asked += (kept & (logit >= low) & (logit <= high)).to(tl.int32)
-    # Room is asked for once, and not in each block: another look at the part takes less than that many answers.
-    number = tl.sum(asked, 0)
-    first = tl.full([], 0, tl.int32)
-    if number > 0:
-        first = tl.atomic_add(state_ptr + FOUND, number)
-    for start in range(begin, tl.where(first + number > SLOTS, begin, end), BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        logit = divided(tl.load(source_ptr + token, mask=token < end, other=float("nan")), divisor)
-        chosen = ((logit >= cut) & (logit >= low) & (logit <= high)).to(tl.int32)
-        place = first + tl.cumsum(chosen, 0) - 1
-        tl.store(keys_ptr + index * SLOTS + place, ordered(logit), mask=chosen != 0)
-        first += tl.sum(chosen, 0)
-    mass_ptr += index * MASSES
-    tl.atomic_add(mass_ptr + ABOVE_MASS, tl.sum(above, 0))
-    tl.atomic_add(mass_ptr + WHOLE_MASS, tl.sum(whole, 0))
-
-
-@kernel
-def load_list(keys_ptr, number, floor, largest, SIZE: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Listed integers, and their weights, 0 below ``floor``."""
-    place = tl.arange(0, SIZE)
-    keys = tl.load(keys_ptr + place, mask=place < number, other=LOWEST)
-    weights = tl.where((place < number) & (keys >= floor), weight_of(as_logit(keys), largest), 0)
-    return keys, weights
+def search_list_of(
+    keys_ptr, number, floor, low, high, largest, target, SIZE: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """`search_list` of up to SIZE integers, which takes less time where they are few, as they mostly are."""
+    few: tl.constexpr = (SIZE + FEW - 1) // FEW
+    if number <= few:
+        enough, threshold = search_list(keys_ptr, number, floor, low, high, largest, target, few)
+    else:
+        enough, threshold = search_list(keys_ptr, number, floor, low, high, largest, target, SIZE)
+    return enough, threshold
 
 
 @kernel
@@ -249,14 +174,16 @@ def settle_nucleus(
     logits_ptr,  # [N, V] float32
     logits_stride,
     processed_ptr,  # [N, V] float32, dense; read for rows with a stage of STORED
-    state_ptr,  # [N, COLUMNS] int32
+    state_ptr,  # [N, ROUNDS, COLUMNS] int32, in and out
     largest_ptr,  # [N] float32
     threshold_ptr,  # [N] int32, in and out
     rows_ptr,  # [N] int32
     numbers_ptr,  # [R, NUMBERS] int32
     reals_ptr,  # [R, REALS] float32
-    mass_ptr,  # [N, MASSES] int64
-    list_ptr,  # [N, LIST] int32, integers above LINE
+    mass_ptr,  # [N, ROUNDS, MASSES] int64
+    last_ptr,  # [N, COLUMNS] int32: the last round, of `state`
+    last_mass_ptr,  # [N, MASSES] int64, likewise
+    list_ptr,  # [N, LIST] int32, the likeliest tokens' integers
     keys_ptr,  # [N, SLOTS] int32, integers in question
     vocab_size,
     LIST: tl.constexpr,
@@ -265,37 +192,42 @@ def settle_nucleus(
 ) -> None:
     """The threshold of top-p: among the likeliest tokens, else those in question, else all. One program per row."""
     index = tl.program_id(0).to(tl.int64)
-    state_ptr += index * COLUMNS
-    mass_ptr += index * MASSES
+    state_ptr += index * ROUNDS * COLUMNS
+    mass_ptr += index * ROUNDS * MASSES
+    last_ptr += index * ROUNDS * COLUMNS
     if tl.load(state_ptr + OPEN) == 0:
         return
     share = tl.load(reals_ptr + tl.load(rows_ptr + index).to(tl.int64) * REALS + COLUMN_TOP_P)
-    whole = tl.load(mass_ptr + WHOLE_MASS)
+    whole, listed = tl.load(mass_ptr + LOW_MASS), tl.load(mass_ptr + HIGH_MASS)
     target = target_of(whole, share)
     if target > whole:
         return
     floor, largest = tl.load(threshold_ptr + index), tl.load(largest_ptr + index)
-    found, low, high = tl.load(state_ptr + FOUND), tl.load(state_ptr + LOW), tl.load(state_ptr + HIGH)
-    listed, missing = tl.load(mass_ptr + LISTED_MASS), target - tl.load(mass_ptr + ABOVE_MASS)
-    source_ptr, divisor = source_of(
-        logits_ptr, logits_stride, processed_ptr, rows_ptr, numbers_ptr, reals_ptr, index, vocab_size
-    )
-    settled = tl.full([], False, tl.int1)
-    threshold = floor
     if listed >= target:
-        line, number = tl.load(state_ptr + LINE), tl.load(state_ptr + LISTED)
-        keys, weights = load_list(list_ptr + index * LIST, number, floor, largest, LIST)
-        threshold = threshold_of_tile(keys, weights, tl.maximum(line + 1, floor), ordered(largest), target)
-        settled = listed >= target
-    elif missing > 0:
-        if low == high:  # however many there are
-            settled = found * weight_of(as_logit(low), largest) >= missing
-            threshold = low
-        elif found <= SLOTS:
-            keys, weights = load_list(keys_ptr + index * SLOTS, found, floor, largest, SLOTS)
-            settled = tl.sum(weights, 0) >= missing
-            if settled:
-                threshold = threshold_of_tile(keys, weights, low, high, missing)
-    if settled == 0:
-        threshold = threshold_of_mass(source_ptr, divisor, vocab_size, floor, largest, whole, target, BLOCK)
+        number, line = tl.load(state_ptr + LISTED), tl.load(state_ptr + HIGH)
+        _enough, threshold = search_list_of(
+            list_ptr + index * LIST, number, floor, tl.maximum(line + 1, floor), ordered(largest), largest, target, LIST
+        )
+        tl.store(threshold_ptr + index, threshold)
+        return
+    threshold, high = tl.load(state_ptr + LAST_LOW), tl.load(state_ptr + LAST_HIGH)
+    low_mass, high_mass = whole, tl.load(mass_ptr + LAST_MASS)
+    found = tl.load(state_ptr + FOUND)
+    if tl.load(last_ptr + OPEN) != 0:
+        threshold, high, low_mass, high_mass = interval_of(last_ptr, last_mass_ptr + index * ROUNDS * MASSES, target)
+    if threshold < high:
+        settled = (found > 0) & (found <= SLOTS)
+        if settled:
+            settled, listed_one = search_list_of(
+                keys_ptr + index * SLOTS, found, threshold, threshold, high, largest, target - high_mass, SLOTS
+            )
+            threshold = tl.where(settled, listed_one, threshold)
+        if settled == 0:
+            tl.store(state_ptr + SEARCHED, 1)
+            source_ptr, divisor = source_of(
+                logits_ptr, logits_stride, processed_ptr, rows_ptr, numbers_ptr, reals_ptr, index, vocab_size
+            )
+            threshold = threshold_of_mass(
+                source_ptr, divisor, vocab_size, floor, largest, threshold, high, low_mass, high_mass, target, BLOCK
+            )
     tl.store(threshold_ptr + index, tl.maximum(floor, threshold))

@@ -123,7 +123,7 @@ class Grouping:
 def grouping_of(device: torch.device, vocab_size: int) -> Grouping:
     """On the CPU such that small vocabularies, too, have more groups than one and can do without room."""
     if device.type != "cpu":
-        return Grouping(128, 16, 512, 64, 2048, 4)
+        return Grouping(128, 16, 512, 64, 2048, 8)
     group = max(4, min(128, block_of(device, vocab_size) // 16))
     return Grouping(group, 4, 8, 4, 16, 4) if vocab_size < 1024 else Grouping(group, 16, 512, 128, 2048, 4)
 
@@ -136,37 +136,44 @@ class Search:
         sample: tokens that stand for the row, a power of two.
         run: neighbours among them, which come from memory together.
         sample_warps: of a program that judges a sample.
+        rounds: of passes over all of a row at once, two to ``ROUNDS``.
         slots: tokens in question that there is room for, a power of two.
-        parts: of a row, in the pass over all of it, a program each.
-        part_blocks: blocks of each part.
-        block: tokens, a power of two.
+        parts: of a row in such a pass, a program each.
+        part_blocks: turns of each part.
+        tile: groups of tokens in a turn, a power of two.
         warps: of a program.
-        settle_block: tokens of a row that a program looks at at a time where no sample helped, a power of two.
+        settle_block: tokens that a program looks at at a time where the rounds did not suffice, a power of two.
         settle_warps: of that program.
     """
 
     sample: int
     run: int
     sample_warps: int
+    rounds: int
     slots: int
     parts: int
     part_blocks: int
-    block: int
+    tile: int
     warps: int
     settle_block: int
     settle_warps: int
 
 
-def search_of(device: torch.device, count: int, vocab_size: int) -> Search:
-    """On a GPU about a thousand programs, or eight a row, whose parts stay in the cache; on the CPU mostly two."""
+def search_of(device: torch.device, count: int, vocab_size: int, group: int) -> Search:
+    """On a GPU about a thousand programs a pass, or eight a row, whose parts stay in the cache; on the CPU mostly two.
+
+    Args:
+        group: tokens of a group.
+    """
     if device.type == "cpu":
         block = block_of(device, vocab_size)
         few = 32 if vocab_size < 1024 else 4096
-        return Search(few, 2, 4, few, -(-vocab_size // block), 1, block, 4, 64, 4)
-    blocks = -(-vocab_size // 1024)
-    number = min(blocks, max(8, 1024 // max(1, count)))
-    each = -(-blocks // number)
-    return Search(16384, 8, 16, 16384, -(-blocks // each), each, 1024, 4, 4096, 16)
+        return Search(few, 2, 4, 4, few, -(-vocab_size // block), 1, block // group, 4, 64, 4)
+    tile = 1024 // group
+    turns = -(-vocab_size // 1024)
+    number = min(turns, max(8, 1024 // max(1, count)))
+    each = -(-turns // number)
+    return Search(8192, 8, 16, 4, 4096, -(-turns // each), each, tile, 4, 2048, 4)
 
 
 @dataclass(frozen=True)

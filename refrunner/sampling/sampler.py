@@ -138,7 +138,7 @@ class SamplerStages:
         stages: int,
         offsets: Tensor | None = None,
     ) -> Processed:
-        """The logits to draw from, in at most six launches; none if no row has a stage.
+        """The logits to draw from, in at most nine launches; none if no row has a stage.
 
         Args:
             rows: int32 [M].

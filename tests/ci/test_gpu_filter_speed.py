@@ -79,12 +79,13 @@ def test_each_time_is_of_the_launches_that_it_names(logits):
         return observed.call_count / len(calls)
 
     tensors = [logits, -logits]
-    filters = filter_speed.filter_lines(tensors, launches)
+    filters = filter_speed.filter_lines(tensors, "normal", launches)
     reports = filter_speed.report_lines(tensors, launches)
     assert [line.pop("filters") for line in filters] == list(CASES)
-    # Three more where there is top-p.
+    assert {line.pop("logits") for line in filters} == {"normal"}
+    # Six more where there is top-p.
     assert filters == [
-        {"drawn": 4 + more, "thresholds known": 2 + more, "processed": 1, "torch": 0} for more in (0, 0, 3, 3)
+        {"drawn": 4 + more, "thresholds known": 2 + more, "processed": 1, "torch": 0} for more in (0, 0, 6, 6)
     ]
     assert [line.pop("likeliest") for line in reports] == [5, 20]
     torch_alone = {"torch topk": 0, "torch log_softmax, topk": 0}

@@ -34,7 +34,7 @@ ROUNDED = {
     "rotate_heads.heads_ptr", "sample_blocks.float_ptr", "silu_and_multiply.out_ptr",
 }  # fmt: skip
 #: Likewise, as integers: masses of exponentials in fixed point, whose sums are exact and whose summands are rounded.
-FIXED_POINT = {"find_thresholds.mass_ptr", "weigh_rows.mass_ptr"}
+FIXED_POINT = {"find_thresholds.mass_ptr", "narrow_rows.after_mass_ptr", "weigh_rows.mass_ptr"}
 UNITS = 64
 
 
@@ -167,7 +167,7 @@ STEP_KERNELS = {
     "apply_staged_writes", "clear_counts", "combine_blocks", "count_drawn_tokens",
     "count_known_tokens", "fill_blocks", "find_maxima", "find_thresholds", "post_update",
     "prepare_block_tables", "prepare_inputs", "process_logits", "report_all", "report_top", "sample_blocks",
-    "select_top", "survey", "ask_by_sample", "weigh_rows", "settle_nucleus",
+    "select_top", "survey", "ask_by_sample", "weigh_rows", "narrow_rows", "settle_nucleus",
 }  # fmt: skip
 ATTENTION_KERNELS = {"attend_paged", "write_keys_and_values", "rms_norm", "rotate_heads", "silu_and_multiply"}
 SPECULATION_KERNELS = {
