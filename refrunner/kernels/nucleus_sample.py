@@ -77,8 +77,8 @@ def ask_by_sample(
     source_ptr, divisor = source_of(
         logits_ptr, logits_stride, processed_ptr, rows_ptr, numbers_ptr, reals_ptr, index, vocab_size
     )
-    logit = tl.reshape(tl.load(source_ptr + token, mask=inside, other=float("-inf")) * tl.div_rn(1.0, divisor), [SAMPLE])
-    logit = tl.where(logit == logit, logit, float("-inf"))
+    logit = tl.load(source_ptr + token, mask=inside, other=float("-inf")) * tl.div_rn(1.0, divisor)
+    logit = tl.reshape(tl.where(logit == logit, logit, float("-inf")), [SAMPLE])
     inside = tl.reshape(inside, [SAMPLE])
     largest, line = tl.load(largest_ptr + index), as_logit(tl.load(state_ptr + HIGH))
     cut = as_logit(tl.load(threshold_ptr + index))
