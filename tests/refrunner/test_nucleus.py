@@ -6,7 +6,6 @@ import os
 import numpy as np
 import pytest
 
-from mrv2.checks import triton_cpu
 from mrv2.fuzz.mutants import Mutation, mutated_package
 
 from .nucleus_cases import Filters, expected, found
@@ -38,15 +37,7 @@ ROOMS = {
 }
 
 
-@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    return request.param
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled():
-    with triton_cpu.enabled():
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
 
 def rows():

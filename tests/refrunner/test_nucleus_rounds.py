@@ -8,7 +8,6 @@ import pytest
 import torch
 import triton.language as tl
 
-from mrv2.checks import triton_cpu
 from mrv2.fuzz.mutants import Mutation, mutated_package
 from mrv2.refrunner.kernels.launch import kernel
 from mrv2.refrunner.kernels.nucleus_rounds import inverse_for, quotients
@@ -23,15 +22,7 @@ SEARCH = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    return request.param
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled():
-    with triton_cpu.enabled():
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
 
 def rows():
