@@ -54,7 +54,7 @@ NAMES = [f"{kind}, {share}" for (kind, _), share in itertools.product(KINDS, SHA
 
 
 @pytest.fixture(scope="module")
-def result(device):
+def result(device, compiled_kernels):
     return found(PAIRS, GROUPING, SEARCH, device)
 
 
