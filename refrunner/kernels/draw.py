@@ -69,10 +69,7 @@ def best_of_groups(
 def search_all(
     row, begin, end, GROUPS: tl.constexpr, GROUP: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Best exact score of all tokens of a part, its token, the number of NaN logits and the first of them.
-
-    A listed part has no NaN, so places are tokens where these are asked for.
-    """
+    """Best exact score of all places of a part, its token, the number of NaN logits and, unless listed, the first."""
     best_score = tl.full([], float("-inf"), tl.float32)
     best = tl.full([], _NO_TOKEN, tl.int32)
     missing = tl.full([], 0, tl.int32)
@@ -264,6 +261,37 @@ def undivided(cut, temperature) -> tl.tensor:
 
 
 @kernel
+def screen_part(
+    row, ahead, places, begin, end, STATISTICS: tl.constexpr, PROCESSED: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """`screen` of a part, in a loop of its own for each kind of row: to ask in every block which it is would cost more.
+
+    Where `find_maxima` has been, rows with filters only get no sums.
+    """
+    stages, temperature = row[3], row[4]
+    spread = -_UNIT * scale_of(temperature, stages)
+    cut = lowest_kept(row[2], stages)
+    if (stages & STORED) != 0:
+        top, largest, total = screen(row, ahead, cut, spread, begin, end, True, False, STATISTICS, PROCESSED, BLOCK)
+    elif (stages & FILTERS) != 0:
+        if temperature > 0.0:
+            cut = undivided(cut, temperature)
+        if GROUP == 0:
+            top, largest, total = screen(row, ahead, cut, spread, begin, end, False, True, STATISTICS, PROCESSED, BLOCK)
+        else:
+            largest = tl.full([BLOCK // 4], float("-inf"), tl.float32)
+            total = tl.zeros([BLOCK // 4], tl.float32)
+            if places >= 0:
+                top = screen_listed(row, cut, spread, begin, begin + places, GROUP, BLOCK)
+            else:
+                top, _, _ = screen(row, ahead, cut, spread, begin, end, False, True, False, PROCESSED, BLOCK)
+    else:
+        top, largest, total = screen(row, ahead, cut, spread, begin, end, False, False, STATISTICS, PROCESSED, BLOCK)
+    return top, largest, total
+
+
+@kernel
 def sample_blocks(
     logits_ptr,  # [N, V] float32, float16 or bfloat16
     logits_stride,
@@ -327,25 +355,7 @@ def sample_blocks(
         tl.load(seed_ptr + table_row), tl.load(positions_ptr + index), list_ptr, places >= 0, vocab_size,
     )  # fmt: skip
     scale = scale_of(temperature, stages)
-    spread = -_UNIT * scale
-    cut = lowest_kept(threshold_ptr + index, stages)
-    # Loops of their own: one that asks in every block which stages the row has would move each logit once more.
-    if (stages & STORED) != 0:
-        top, largest, total = screen(row, ahead, cut, spread, begin, end, True, False, STATISTICS, PROCESSED, BLOCK)
-    elif (stages & FILTERS) != 0:
-        if temperature > 0.0:
-            cut = undivided(cut, temperature)
-        if GROUP == 0:
-            top, largest, total = screen(row, ahead, cut, spread, begin, end, False, True, STATISTICS, PROCESSED, BLOCK)
-        else:
-            largest = tl.full([BLOCK // 4], float("-inf"), tl.float32)
-            total = tl.zeros([BLOCK // 4], tl.float32)
-            if places >= 0:
-                top = screen_listed(row, cut, spread, begin, begin + places, GROUP, BLOCK)
-            else:
-                top, _, _ = screen(row, ahead, cut, spread, begin, end, False, True, False, PROCESSED, BLOCK)
-    else:
-        top, largest, total = screen(row, ahead, cut, spread, begin, end, False, False, STATISTICS, PROCESSED, BLOCK)
+    top, largest, total = screen_part(row, ahead, places, begin, end, STATISTICS, PROCESSED, GROUP, BLOCK)
     if GROUP > 0:  # after the loops above, whose loads of four logits this end would part
         end = tl.where(places >= 0, begin + places, end)
     best_score, best, others, missing, first_missing = settle(
@@ -400,6 +410,19 @@ def ask_other_lanes(
 
 
 @kernel
+def combined_shares(float_ptr, plane, offset, inside) -> tuple[tl.tensor, tl.tensor]:
+    """Largest value of a row, and the logarithm of the sum of exp below it, from those of its parts.
+
+    The sums are added as a tree, not one after another, which keeps the rounding error near log2(parts)
+    units instead of parts.
+    """
+    maximum = tl.load(float_ptr + 2 * plane + offset, mask=inside, other=float("-inf"))
+    largest = tl.max(maximum, 0)
+    share = tl.load(float_ptr + 3 * plane + offset, mask=inside, other=0.0) * tl.exp(maximum - largest)
+    return largest, tl.log(tl.sum(share, 0))
+
+
+@kernel
 def combine_blocks(
     logits_ptr,  # see `sample_blocks`, as what follows
     logits_stride,
@@ -433,11 +456,7 @@ def combine_blocks(
     PARTS: tl.constexpr,  # no less than any number of parts
     GROUP: tl.constexpr,
 ) -> None:
-    """Winner of a row over its parts, and its log-probability.
-
-    The sums are added as a tree, not one after another, which keeps the rounding error near log2(parts)
-    units instead of parts.
-    """
+    """Winner of a row over its parts, and its log-probability."""
     index = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, PARTS)
     inside = lane < num_parts
@@ -472,10 +491,7 @@ def combine_blocks(
         if PROCESSED:
             value = processed_logit(value, row[1], best, best < vocab_size, stages, row[2], temperature)
         value = tl.where(value == value, value, float("-inf"))
-        maximum = tl.load(float_ptr + 2 * plane + offset, mask=inside, other=float("-inf"))
-        largest = tl.max(maximum, 0)
-        share = tl.load(float_ptr + 3 * plane + offset, mask=inside, other=0.0) * tl.exp(maximum - largest)
-        log_sum = tl.log(tl.sum(share, 0))
+        largest, log_sum = combined_shares(float_ptr, plane, offset, inside)
         if LOGARITHM:
             value = (value - largest) - log_sum
         tl.store(value_ptr + index, value)
