@@ -28,7 +28,7 @@ SETS = (
 )
 PROCESSING, FILTERS, STATE = "kernels/logits_processing.py", "kernels/filters.py", "kernels/penalty_state.py"
 REPORTS, TABLES, MIN_LEN = "kernels/logprobs.py", "sampling/tables.py", "length < tl.load(numbers_ptr + MIN_LEN)"
-ORDER = "kernels/order.py"
+ORDER, NUCLEUS = "kernels/order.py", "kernels/nucleus.py"
 # By what goes wrong: the file, the text, and what replaces it.
 MUTATIONS = {
     "no listed token is found": (PROCESSING, "token < first_token + BLOCK)", "token < first_token)"),
@@ -37,7 +37,7 @@ MUTATIONS = {
     "bad words end a token early": (PROCESSING, "length - size + lane", "length - size + lane - 1"),
     "stop tokens are free a token early": (PROCESSING, MIN_LEN, MIN_LEN.replace("length", "length + 1")),
     "top-k keeps one fewer": (FILTERS, "NUMBERS + COLUMN_TOP_K)", "NUMBERS + COLUMN_TOP_K) - 1"),
-    "top-p is squared": (FILTERS, "total.to(tl.float64) * share", "total.to(tl.float64) * share * share"),
+    "top-p is squared": (NUCLEUS, "total.to(tl.float64) * share", "total.to(tl.float64) * share * share"),
     "the prompt counts as output": (STATE, "mask=known & ~prompt", "mask=known"),
     "what is drawn is not counted": (STATE, "tl.load(count_ptr) + 1", "tl.load(count_ptr)"),
     "ranks begin at 0": (REPORTS, "1 + tl.sum(above", "tl.sum(above"),
