@@ -148,8 +148,7 @@ def _select(reported: Reported, tokens: Tensor, asker: Asker, ids: Tensor, value
         logits, logits.stride(0), reported.thresholds, asker.rows, asker.wanted, asker.wanted.stride(0),
         maxima, above, listed, found, torch.empty_like(ids), ids, values, ranks, vocab_size, num_groups, parts.number,
         count, columns, MOST=grouping.most, LIST=grouping.list, PARTS=parts.most, GROUPS=power_of_two(num_groups),
-        GROUP=grouping.group, TILE=grouping.tile, BLOCK=row_block_of(device, vocab_size), num_warps=grouping.warps,
-        **LAUNCH,
+        GROUP=grouping.group, TILE=grouping.tile, BLOCK=row_block_of(device, vocab_size), **LAUNCH,
     )  # fmt: skip
 
 
