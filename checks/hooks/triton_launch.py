@@ -320,8 +320,11 @@ class _Compiled:
         if result.nan_count:
             report.nan(place_of(result.sites[result.nan_site]), result.nan_count)
         error = result.error()
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # with this frame it would be a cycle, which keeps the variables of the program
 
 
 def _tell(

@@ -105,8 +105,11 @@ class Session:
             if result.nan_count:
                 self._report_nan(report, place_of(result.sites[result.nan_site]), result.nan_count)
         error = result.error()
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # with this frame it would be a cycle, which keeps the variables of the program
 
     def _interpret(self, function: JITFunction, call: Call, grid: Grid, memory: Memory | None) -> None:
         order = self.numbers(grid[0] * grid[1] * grid[2])

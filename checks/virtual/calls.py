@@ -266,6 +266,18 @@ def kernel_now(call: Call, box: list[Any]) -> Callable[[], None]:
     return run
 
 
+def outcome_of(box: list[Any]) -> Any:
+    """What :func:`kernel_now` has put into its box, which is empty then.
+
+    Raises:
+        Exception: what the work raised. In a variable of a frame that it goes through it would make a cycle, and keep
+            the variables of the program.
+    """
+    if isinstance(box[-1], Exception):
+        raise box.pop()
+    return box.pop()
+
+
 def kernel_aside(
     call: Call, written: Sequence[Tensor], finish: Callable[[list[Tensor], Any], None]
 ) -> Callable[[], None]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..events import OperationKind
 from ..sync.waits import WaitKind
-from .calls import Call, Ranges, kernel, kernel_now
+from .calls import Call, Ranges, kernel, kernel_now, outcome_of
 from .errors import UnsupportedOperationError, VirtualDeviceError
 from .inference import OWN_NAMESPACES, Fresh, Operator, Value, infer
 from .layouts import tensor_ranges
@@ -150,7 +150,7 @@ class DeclaredCalls:
         run = kernel_now(call, box)
         operation = runtime.launch(runtime.current_queue(), name, OperationKind.KERNEL, run, reads, writes)
         runtime.order.wait_for_operation(operation, WaitKind.CUSTOM)
-        return runtime.operators.given_back(call, box.pop())
+        return runtime.operators.given_back(call, outcome_of(box))
 
     def _defer(self, call: Call, reads: Ranges, writes: Ranges) -> Any:
         """Shapes come from the twin itself, run without data."""

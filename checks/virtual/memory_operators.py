@@ -57,10 +57,13 @@ class MemoryOperators:
 
     def _check_copy(self, call: Call) -> None:
         """What the kernel would refuse is refused at the call."""
+        refused: list[BaseException] = []
         try:
             plan(call.operator, call.args[:2], {}, call.overlaps)
         except NoPlan as error:
-            raise error.__cause__ or error from None
+            refused.append(error.__cause__ or error)
+        if refused:  # raised in there, it would lead to the other error, which leads to it
+            raise refused.pop()
 
     def _pack(self, call: Call) -> Any:
         """Lengths are on the host, and so are the batch sizes that follow from them."""

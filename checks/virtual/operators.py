@@ -15,7 +15,7 @@ from torch import Tensor
 from ..events import OperationKind
 from ..semantics import CAPTURE_CALLS, CaptureCall
 from ..sync.waits import WaitKind
-from .calls import INDEXING, Call, Ranges, Recipe, Touched, kernel, kernel_aside, kernel_now, ranges_of
+from .calls import INDEXING, Call, Ranges, Recipe, Touched, kernel, kernel_aside, kernel_now, outcome_of, ranges_of
 from .custom import DeclaredCalls
 from .errors import UnsupportedOperationError
 from .inference import MAX_STAND_IN, Fresh, NoPlan, Output, Resized, Same, Value, operator_of, plan
@@ -308,9 +308,7 @@ class Operators:
             ranges_of(call, touched.some_writes), prepare=prepare,
         )  # fmt: skip
         runtime.order.wait_for_operation(operation, kind, size)
-        result = box.pop()
-        if isinstance(result, Exception):
-            raise result
+        result = outcome_of(box)
         if kind is None:
             runtime.without_meta[operator.name] += 1
         if aside:

@@ -11,6 +11,8 @@ import weakref
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from mrv2.checks.hot_path import hot_path
 from mrv2.checks.sync.probes import FREE, WAITING, make_bench
@@ -76,6 +78,46 @@ def test_an_operator_whose_stand_ins_had_to_be_tried_again_keeps_nothing():
 
     with virtual_device(), uncollected():
         assert [kept_until_return(repeated(size), None)() for size in (37, 38)] == [None, None]
+
+
+#: Shapes that no stand-in likes; values, behind a wait; into memory that would be resized; indexing; a copy.
+FAILING = {
+    "shapes": lambda one: one + torch.ones(3, device="cuda"),
+    "values": lambda one: torch.linalg.cholesky(-one.expand(2, 2)),
+    "aside": lambda one: torch.nonzero(one, out=torch.empty(0, device="cuda")),
+    "mask": lambda one: one[torch.ones(4, device="cuda", dtype=torch.bool)],
+    "copy": lambda one: one.copy_(torch.ones(3)),
+}
+
+
+def test_an_operator_that_fails_keeps_nothing():
+    def failing(call):
+        def caught(one):
+            with contextlib.suppress(RuntimeError, IndexError):
+                call(one)
+                pytest.fail("it should have been refused")
+
+        return caught
+
+    with virtual_device(), uncollected():
+        one = torch.ones(2, device="cuda")
+        kept = [name for name, call in FAILING.items() if kept_until_return(failing(call), one)() is not None]
+    assert kept == []
+
+
+@triton.jit
+def asserts(numbers):
+    tl.device_assert(tl.load(numbers) > 5, "more than five")
+
+
+def test_a_kernel_that_stops_keeps_nothing():
+    def stops(one):
+        asserts[(1,)](one, debug=True)
+        torch.cuda.synchronize()
+
+    with virtual_device() as device, uncollected():
+        assert kept_until_return(stops, torch.ones(2, device="cuda"))() is None
+    assert "more than five" in str(device.findings)
 
 
 def test_the_test_above_sees_a_frame_that_is_kept():

@@ -20,6 +20,10 @@ def _total(x: torch.Tensor) -> float:
     return x.sum().item()
 
 
+def _refuse(x: torch.Tensor) -> torch.Tensor:
+    raise LookupError(f"not {x.tolist()}")
+
+
 def _view(x: torch.Tensor) -> torch.Tensor:
     return uva_view(x)
 
@@ -27,6 +31,7 @@ def _view(x: torch.Tensor) -> torch.Tensor:
 register_op("mrv2_test::scale", _scale, reads=("x",), writes=())
 register_op("mrv2_test::store", _store, reads=("source",), writes=("out",))
 register_op("mrv2_test::total", _total, reads=("x",), writes=(), syncs=True)
+register_op("mrv2_test::refuse", _refuse, reads=("x",), writes=(), syncs=True)
 register_op("mrv2_test::view_of_pinned", _view, reads=(), writes=())
 undeclared = torch.library.Library("mrv2_other", "FRAGMENT")
 undeclared.define("mystery(Tensor x) -> Tensor")
@@ -73,6 +78,11 @@ def test_waiting_operator_orders(vd):
     assert torch.ops.mrv2_test.total(x) == 0
     p.add_(1)
     assert codes(vd) == []
+
+
+def test_what_the_twin_of_a_waiting_operator_raises_is_raised(vd):
+    with pytest.raises(LookupError, match=r"not \[1.0, 1.0\]"):
+        torch.ops.mrv2_test.refuse(torch.ones(2, device="cuda"))
 
 
 def test_view_helper(vd):

@@ -84,6 +84,36 @@ def test_frames_that_keep_themselves_are_let_go_if_modules_came(monkeypatch):
     assert held_by_a_caller(lambda: call(None))() is not None
 
 
+def import_in_a_scope(monkeypatch):
+    with imports_keep_no_frames():
+        keep_frame()
+        monkeypatch.setitem(sys.modules, "mrv2_test_of_kept_frames", inspect)
+
+
+def fail_with_frame():
+    frame = inspect.currentframe()
+    raise LookupError(frame is None)
+
+
+@pytest.mark.usefixtures("_no_collection")
+def test_frames_from_before_stay_in_their_cycles_as_in_the_next_run(monkeypatch):
+    kept = held_by_a_caller(keep_frame)
+    import_in_a_scope(monkeypatch)
+    assert kept() is not None
+
+
+@pytest.mark.usefixtures("_no_collection")
+def test_a_stored_traceback_shows_the_variables_of_its_frames(monkeypatch):
+    stored = []
+    with imports_keep_no_frames():
+        with pytest.raises(LookupError) as raised:
+            fail_with_frame()
+        stored.append(raised.value)
+        monkeypatch.setitem(sys.modules, "mrv2_test_of_kept_frames", inspect)
+    (*_, innermost), _ = zip(*traceback.walk_tb(stored.pop().__traceback__), strict=True)
+    assert innermost.f_locals["frame"] is innermost
+
+
 @pytest.mark.usefixtures("_no_collection")
 def test_a_generator_that_holds_its_frame_goes_on(monkeypatch):
     def numbers():
