@@ -82,7 +82,8 @@ def generate(
 
         from .kernels import compiled_kernels
 
-        check_destinations({"--json": json}, (Path(model), json_schema, grammar))
+        draft = Path(draft_model) if draft_model else None
+        check_destinations({"--json": json}, (Path(model), draft, json_schema, grammar))
         sampling = SamplingParams(
             temperature=temperature,
             seed=seed,

@@ -2,6 +2,7 @@ import copy
 import io
 import json
 import math
+import os
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -347,6 +348,45 @@ def test_a_result_that_would_replace_what_is_read_or_another_result_is_refused(t
     assert caught.value.subject.startswith("--html ")
     check_destinations({"--json": free, "--html": tmp_path / "other.html", "--write": None}, inputs)
     assert (read.read_text(), sorted(tmp_path.iterdir())) == ("kept", [link, read])
+
+
+def test_what_is_read_in_a_folder_is_kept_and_an_older_report_is_replaced(tmp_path: Path) -> None:
+    for name in ("report.json", "weights.safetensors", "package/module.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    for read in ("weights.safetensors", "package/../package/module.py"):
+        with pytest.raises(InputError, match="the command reads it"):
+            check_destinations({"--json": tmp_path / read}, (tmp_path,))
+    for new in ("report.json", "package/new.py"):
+        check_destinations({"--json": tmp_path / new}, (tmp_path,))
+    check_destinations({"--json": tmp_path / "weights.safetensors"}, (tmp_path / "package",))
+
+
+def test_where_the_command_prints_nothing_else_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed, other = tmp_path / "printed", tmp_path / "other"
+    other.write_text("")
+    with printed.open("w") as stream:
+        real = os.fstat
+        monkeypatch.setattr("os.fstat", lambda number: real(stream.fileno() if number == 1 else number))
+        with pytest.raises(InputError, match="what is printed goes to it, too"):
+            check_destination(printed)
+        check_destination(other)
+
+
+def test_who_may_read_a_file_stays_as_it_was(tmp_path: Path) -> None:
+    private = tmp_path / "private.json"
+    private.write_text("old")
+    for mode in (0o600, 0o664):
+        private.chmod(mode)
+        write_whole(private, "new")
+        assert (private.read_text(), private.stat().st_mode & 0o777) == ("new", mode)
+
+
+def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="not a regular file"):
+        write_whole(tmp_path / "pipe", "text")
+    assert (tmp_path / "pipe").is_fifo() and len(list(tmp_path.iterdir())) == 1
 
 
 def test_pages_are_written_as_reports_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
