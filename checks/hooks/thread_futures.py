@@ -58,6 +58,8 @@ def _patch_results(edges: Edges, patches: Patches, channels: Channels) -> None:
             finally:
                 if stock_done(self):
                     channels.of(self).take(edges)
+                # An error that is raised has this frame; the future has the error, and would keep the caller's frames.
+                del self
 
         return outcome
 

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import sys
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -103,6 +104,15 @@ def test_an_operator_that_fails_keeps_nothing():
         one = torch.ones(2, device="cuda")
         kept = [name for name, call in FAILING.items() if kept_until_return(failing(call), one)() is not None]
     assert kept == []
+
+
+def test_a_future_that_fails_keeps_nothing():
+    def caught(one):
+        with ThreadPoolExecutor(1) as pool, contextlib.suppress(TypeError):
+            pool.submit(len, one).result()
+
+    with virtual_device(), uncollected():
+        assert kept_until_return(caught, 1)() is None
 
 
 @triton.jit
