@@ -188,6 +188,7 @@ def find_thresholds(
     BLOCK: tl.constexpr,
 ) -> None:
     """One program per row of logits: min-p, then top-k of what is left, then top-p of what is left then."""
+    FITTING: tl.constexpr = max(1, LIST // (2 * GROUP))
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + index).to(tl.int64)
     stages = tl.load(numbers_ptr + row * NUMBERS + STAGES)
@@ -222,6 +223,11 @@ def find_thresholds(
         line, found, equal = list_likely(
             source_ptr, divisor, maxima, groups_ptr, list_ptr, num_groups, vocab_size, count, LIST, TILE, GROUP, GROUPS
         )
+        if (found > LIST) & (by_groups == 0):  # they are neighbours: those of fewer groups have room
+            line, found, equal = list_likely(
+                source_ptr, divisor, maxima, groups_ptr, list_ptr, num_groups, vocab_size, tl.minimum(count, FITTING),
+                LIST, TILE, GROUP, GROUPS,
+            )  # fmt: skip
         if by_groups:
             kth = line
             if found > LIST:

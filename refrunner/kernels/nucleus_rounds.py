@@ -41,10 +41,17 @@ def inverse_for(divisor, a, b, c, d, e, f) -> tl.tensor:
     The product, rounded to float32, is the quotient rounded once: it is off by less than 2**-52 of itself, and the
     quotient of two float32 numbers is further than that from the middle between two others. Only below 2**-126, where
     numbers have fewer bits, it may be that middle, and the product be rounded to the wrong side. As long as none of the
-    numbers that quotients are compared with, or subtracted from, is as small, that makes no difference to a mass.
+    numbers that quotients are compared with, or subtracted from, is as small, that makes no difference to a mass. To an
+    integer that is kept it does: see `smallest_between`.
     """
     least = tl.minimum(tl.minimum(tl.minimum(tl.abs(a), tl.abs(b)), tl.minimum(tl.abs(c), tl.abs(d))), tl.abs(e))
     return tl.where(tl.minimum(least, tl.abs(f)) > _TINY, 1.0 / divisor.to(tl.float64), 0.0)
+
+
+@kernel
+def smallest_between(low, high) -> tl.tensor:
+    """The smallest absolute value in an interval of numbers, which is zero where that is between its ends."""
+    return tl.where((low < 0.0) & (high > 0.0), 0.0, tl.minimum(tl.abs(low), tl.abs(high)))
 
 
 @kernel
@@ -183,7 +190,8 @@ def list_between(
 ) -> None:  # fmt: skip
     """List the integers of a part of a row that are in an interval, in any order, as far as there is room."""
     least, most = as_logit(low), as_logit(high)
-    inverse = inverse_for(divisor, least, most, least, most, least, most)
+    smallest = smallest_between(least, most)
+    inverse = inverse_for(divisor, smallest, smallest, smallest, smallest, smallest, smallest)
     for first in range(begin, end, TILE):
         group = first + tl.arange(0, TILE)
         # Most turns have nothing to list where mass is in few tokens, and some have no group to be read.
@@ -205,7 +213,7 @@ def weigh_between(
 ) -> None:  # fmt: skip
     """Masses above pivots in an interval, of a part of a row; and the smallest and the largest integer there."""
     bottom, top = as_logit(low), as_logit(high)
-    inverse = inverse_for(divisor, largest, tl.minimum(tl.abs(bottom), tl.abs(top)), p0, p1, p2, p3)
+    inverse = inverse_for(divisor, largest, smallest_between(bottom, top), p0, p1, p2, p3)
     m0 = tl.zeros([TILE * GROUP // 4], tl.int64)
     m1, m2, m3 = m0, m0, m0
     least = tl.full([TILE, GROUP], _HIGHEST, tl.int32)

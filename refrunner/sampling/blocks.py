@@ -133,7 +133,7 @@ class Search:
     """How the search for a share of a row's mass is divided; see ``kernels.nucleus``.
 
     Attributes:
-        sample: tokens that stand for the row, a power of two.
+        sample: tokens that stand for the row, a power of two, two runs or more.
         run: neighbours among them, which come from memory together.
         sample_warps: of a program that judges a sample.
         rounds: of passes over all of a row at once, two to ``ROUNDS``.

@@ -7,7 +7,6 @@ from unittest import mock
 import numpy as np
 import torch
 
-TEMPERATURE = np.float32(0.8)
 LOWEST, UNIT = -(2**31), np.float32(2.0**40)
 
 
@@ -16,6 +15,11 @@ class Filters:
     min_p: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    temperature: float = 0.8
+
+    def quotients(self, logits):
+        """What is drawn from, float32 [V]."""
+        return logits / np.float32(self.temperature)
 
 
 def keys_of(logits):
@@ -33,7 +37,7 @@ def weights_of(logits):
 
 def expected(logits, filters):
     """By sorting."""
-    logits = logits / TEMPERATURE
+    logits = filters.quotients(logits)
     keys, floor = keys_of(logits), LOWEST
     if filters.min_p:
         floor = int(keys_of(logits.max() + np.log(np.float32(filters.min_p), dtype=np.float32))[()])
@@ -95,10 +99,11 @@ def found(pairs, grouping, search, device="cpu", package="mrv2.refrunner"):
         numbers[index, stages.COLUMN_TOP_K.value] = filters.top_k
         reals[index, stages.COLUMN_TOP_P.value] = filters.top_p
         reals[index, stages.LOG_MIN_P.value] = float(np.log(np.float32(filters.min_p or 1)))
-        reals[index, stages.TEMPERATURE.value] = float(TEMPERATURE)
+        reals[index, stages.TEMPERATURE.value] = filters.temperature
     logits = torch.from_numpy(np.stack([logits for logits, _ in pairs]))
     padding = ((0, 0), (0, -logits.shape[1] % grouping.group))
-    keys = keys_of(np.pad(logits.numpy() / TEMPERATURE, padding, constant_values=-np.inf))
+    drawn_from = np.stack([filters.quotients(logits) for logits, filters in pairs])
+    keys = keys_of(np.pad(drawn_from, padding, constant_values=-np.inf))
     maxima = torch.from_numpy(keys.reshape(count, -1, grouping.group).max(2).astype(np.int32))
     tensors = [logits, logits[:0], maxima, torch.arange(count, dtype=torch.int32), numbers, reals]
     tensors = [tensor.to(device) for tensor in tensors]

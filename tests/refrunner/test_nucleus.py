@@ -33,7 +33,7 @@ ROOMS = {
     "no groups": ({"most": 0}, {}),
     "one likely": ({"likely": 1}, {}),
     "no slots": ({"likely": 1}, {"slots": 1}),
-    "a sample of two": ({"likely": 1}, {"sample": 2}),
+    "a sample of two": ({"likely": 1}, {"sample": 2, "run": 1}),
 }
 
 
@@ -55,7 +55,7 @@ def rows():
     yield "zeros of both signs", np.where(normal > 0, 0.0, -0.0).astype(np.float32)
     yield "mostly minus infinity", np.where(normal > 2, normal, -np.inf).astype(np.float32)
     yield "nothing", np.full(V, -np.inf, dtype=np.float32)
-    sampled = np.isin(np.arange(V) // 2, np.arange(64) * (V // 2) // 64)  # by the "one likely" of ROOMS
+    sampled = np.isin(np.arange(V) // 2, (2 * np.arange(64) + 1) * (V // 2) // 128)  # by the "one likely" of ROOMS
     yield "likely ones unseen", (np.where(sampled, -0.5, -0.1) + 0.01 * normal).astype(np.float32)
     yield "unlikely ones unseen", (np.where(sampled, -0.1, -0.5) + 0.01 * normal).astype(np.float32)
     infinite = normal.copy()
@@ -80,6 +80,26 @@ def test_they_are_those_of_sorting(device, room):
         whole = thresholds(WHOLE_ROWS, device)
         right = [there if pair[1].top_p < 1 else here for pair, here, there in zip(PAIRS, right, whole, strict=True)]
     assert dict(zip(NAMES, thresholds(ROOMS[room], device), strict=True)) == dict(zip(NAMES, right, strict=True))
+
+
+def between_halves(tiny):
+    """Two hundred logits of about 98 and of about -98 each, and tiny ones in between: float32 [V]."""
+    far = 98 * np.linspace(0.5, 1, 200)
+    return np.random.default_rng(2).permutation(np.concatenate([far, -far, tiny]).astype(np.float32))
+
+
+@pytest.mark.parametrize("slots", [1024, 32])
+def test_quotients_in_the_middle_of_two_subnormal_numbers_are_rounded_as_the_draw_rounds_them(device, slots):
+    """With 1,024 slots they are listed, where a product was kept for a quotient; with 32 a round finds their range."""
+    odd = 49 * (2 * np.arange(300) - 299) * 2.0**-149
+    pairs = [
+        (between_halves(tiny), Filters(top_p=share, temperature=98))
+        for tiny, share in itertools.product((odd, np.full(300, 49 * 127 * 2.0**-149)), (0.55, 0.6, 0.65, 0.7, 0.75))
+    ]
+    thresholds = found(pairs, GROUPING, SEARCH | {"slots": slots}, device).thresholds
+    if device == "cpu":
+        assert thresholds == [expected(*pair) for pair in pairs]
+    assert thresholds == found(pairs, GROUPING | WHOLE_ROWS[0], SEARCH | WHOLE_ROWS[1], device).thresholds
 
 
 FINDING, ROUNDS, NUCLEUS = "kernels/filters.py", "kernels/nucleus_rounds.py", "kernels/nucleus.py"

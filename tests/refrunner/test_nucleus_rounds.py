@@ -14,7 +14,7 @@ from mrv2.refrunner.kernels.nucleus_rounds import inverse_for, quotients
 
 from .nucleus_cases import Filters, expected, found
 
-V, SHARES = 40_000, (0.1, 0.5, 0.9, 0.999)
+V, SHARES = 40_000, (0.1, 0.5, 0.9, 0.95, 0.999)
 GROUPING = {"group": 128, "tile": 16, "most": 512, "likely": 64, "list": 512, "warps": 4}
 SEARCH = {
     "sample": 2048, "run": 8, "sample_warps": 4, "rounds": 4, "slots": 1024, "parts": 4, "part_blocks": 10, "tile": 8,
@@ -41,10 +41,15 @@ def rows():
     yield "two values", np.where(rank < V // 3, 1.5, -2.25)
     for exponent in (0.8, 1.0, 1.2):
         yield f"Zipf {exponent}", -exponent * np.log(rank + 1)
+    yield "Zipf, ascending", np.sort(-np.log(rank + 1))
+    yield "Zipf, descending", -np.log(np.arange(V) + 1)
     yield "five giants", np.where(rank < 5, 12, normal)
     yield "two hundred giants", np.where(rank < 200, 9 + normal, normal)
     yield "heavy, and a tail", np.where(rank < 500, 3 * normal + 6, 1.5 * normal - 2)
     yield "two-sided exponential", 2 * np.sign(normal) * random.exponential(size=V)
+    another = np.random.default_rng(1).normal(size=V)
+    yield "normal, whose tail a coarse look at the sample misses", another
+    yield "nearly ascending", np.sort(-1.1 * np.log(rank + 1)) + 0.5 * another
     yield "mostly minus infinity", np.where(rank < 3000, 3 * normal, -np.inf)
 
 
