@@ -2,8 +2,8 @@
 
 Each filter keeps the largest logits, so each is a threshold, and the strictest of the three holds. Logits are compared
 as integers (`ordered`). The k-th largest is found among the few logits that reach the k-th largest of the groups'
-maxima (`groups`), and top-p behind it in the same list. Where k is large, or the list has no room, the row is searched:
-the k-th largest logit is at least the k-th largest of the lanes' own largest ones, and mostly is that one, since few of
+maxima (`groups`), and top-p behind it in the same list; where these are neighbours and the list has no room, among those
+of fewer groups. Where k is large, or those are too few, the row is searched: the k-th largest logit is at least the k-th largest of the lanes' own largest ones, and mostly is that one, since few of
 the k share a lane; from there it is a step or two up (`kth_largest`). Top-p of whole rows is in `nucleus`.
 """
 
@@ -223,19 +223,22 @@ def find_thresholds(
         line, found, equal = list_likely(
             source_ptr, divisor, maxima, groups_ptr, list_ptr, num_groups, vocab_size, count, LIST, TILE, GROUP, GROUPS
         )
-        if (found > LIST) & (by_groups == 0):  # they are neighbours: those of fewer groups have room
+        crowded = found > LIST
+        if crowded:  # they are neighbours: those of fewer groups have room
             line, found, equal = list_likely(
                 source_ptr, divisor, maxima, groups_ptr, list_ptr, num_groups, vocab_size, tl.minimum(count, FITTING),
                 LIST, TILE, GROUP, GROUPS,
             )  # fmt: skip
+        # Fewer groups may have too few tokens above their line.
+        enough = (found <= LIST) & ((crowded == 0) | (found >= count))
         if by_groups:
             kth = line
-            if found > LIST:
-                kth = kth_largest(source_ptr, divisor, vocab_size, LOWEST, count, BLOCK).to(tl.int32)
-            else:
+            if enough:
                 kth = kth_of_list(list_ptr, found, line, count, LIST)
+            else:
+                kth = kth_largest(source_ptr, divisor, vocab_size, LOWEST, count, BLOCK).to(tl.int32)
             threshold = tl.maximum(threshold, kth)
-        if ((stages & TOP_P) != 0) & by_groups & (found <= LIST):
+        if ((stages & TOP_P) != 0) & by_groups & enough:
             threshold = top_p_of_list(list_ptr, found, equal, line, threshold, largest, share, LIST)
         elif (stages & TOP_P) != 0:
             tl.store(largest_ptr + index, largest)
