@@ -2,9 +2,10 @@
 
 Each filter keeps the largest logits, so each is a threshold, and the strictest of the three holds. Logits are compared
 as integers (`ordered`). The k-th largest is found among the few logits that reach the k-th largest of the groups'
-maxima (`groups`), and top-p behind it in the same list; where these are neighbours and the list has no room, among those
-of fewer groups. Where k is large, or those are too few, the row is searched: the k-th largest logit is at least the k-th largest of the lanes' own largest ones, and mostly is that one, since few of
-the k share a lane; from there it is a step or two up (`kth_largest`). Top-p of whole rows is in `nucleus`.
+maxima (`groups`), and top-p behind it in the same list; where they are neighbours and the list has no room, among
+those of fewer groups. Where k is large, or those are too few, the row is searched: the k-th largest logit is at least
+the k-th largest of the lanes' own largest ones, and mostly is that one, since few of the k share a lane; from there it
+is a step or two up (`kth_largest`). Top-p of whole rows is in `nucleus`.
 """
 
 import triton.language as tl

@@ -193,17 +193,11 @@ def list_between(
     smallest = smallest_between(least, most)
     inverse = inverse_for(divisor, smallest, smallest, smallest, smallest, smallest, smallest)
     for first in range(begin, end, TILE):
-        group = first + tl.arange(0, TILE)
-        # Most turns have nothing to list where mass is in few tokens, and some have no group to be read.
-        if tl.max(tl.load(maxima_ptr + group, mask=group < end, other=LOWEST), 0) >= low:
-            logit = tile_of(source_ptr, divisor, inverse, maxima_ptr, first, end, size, low, TILE, GROUP)
-            chosen = ((logit >= least) & (logit <= most)).to(tl.int32)
-            number = tl.sum(chosen, 1)
-            if tl.max(number, 0) > 0:
-                # Room is asked for once for each group, and not for each token, since an answer takes long.
-                before = tl.atomic_add(found_ptr + tl.zeros_like(number), number, mask=number > 0, sem="relaxed")
-                place = before[:, None] + tl.cumsum(chosen, 1) - 1
-                tl.store(keys_ptr + place, ordered(logit), mask=(chosen != 0) & (place < SLOTS))
+        logit = tile_of(source_ptr, divisor, inverse, maxima_ptr, first, end, size, low, TILE, GROUP)
+        chosen = (logit >= least) & (logit <= most)
+        # They are few and far between: sums over a tile, to ask for room once, would take longer than to ask for each.
+        place = tl.atomic_add(found_ptr + tl.zeros_like(logit).to(tl.int32), 1, mask=chosen, sem="relaxed")
+        tl.store(keys_ptr + place, ordered(logit), mask=chosen & (place < SLOTS))
 
 
 @kernel
