@@ -20,6 +20,7 @@ from triton.runtime.jit import JITFunction
 from mrv2.checks import triton_cpu
 from mrv2.refrunner.api import SamplingParams
 from mrv2.refrunner.kernels.launch import Kernel
+from mrv2.refrunner.kernels.nucleus_rounds import narrow_rows
 from mrv2.refrunner.llm import LLM, default_config
 from mrv2.refrunner.models.checkpoint import load_checkpoint
 from mrv2.refrunner.models.tiny import tiny_checkpoint
@@ -35,6 +36,8 @@ ROUNDED = {
 }  # fmt: skip
 #: Likewise, as integers: masses of exponentials in fixed point, whose sums are exact and whose summands are rounded.
 FIXED_POINT = {"find_thresholds.mass_ptr", "narrow_rows.after_mass_ptr", "weigh_rows.mass_ptr"}
+#: Lists in any order: whose program asks for room first is not the same everywhere. Rows are compared as sets.
+UNORDERED = {"narrow_rows.keys_ptr"}
 UNITS = 64
 
 
@@ -62,6 +65,8 @@ class Shadow:
 
     def _tensor(self, place: tuple[str, str], theirs: torch.Tensor, own: torch.Tensor) -> None:
         theirs, own = theirs.contiguous(), own.contiguous()
+        if ".".join(place) in UNORDERED:
+            theirs, own = theirs.sort().values, own.sort().values
         differs = theirs.view(_BITS[theirs.element_size()]) != own.view(_BITS[own.element_size()])
         if self.any_nan and theirs.dtype.is_floating_point:
             differs &= ~(theirs.isnan() & own.isnan())
@@ -191,6 +196,19 @@ def test_the_comparison_sees_a_difference():
     ((place, count),) = shadow.differing.items()
     assert (place[0], count) == (kernel.__name__, 1)
     assert shadow.units[place] == pytest.approx(4.0)
+
+
+def test_lists_in_any_order_are_compared_as_sets():
+    def differing(kernel, own):
+        shadow = Shadow()
+        shadow.compare(kernel, tuple(keys for _ in kernel.arg_names), tuple(own for _ in kernel.arg_names))
+        return {name for _, name in shadow.differing}
+
+    keys = torch.tensor([[4, 9, 2], [1, 1, 5]], dtype=torch.int32)
+    another_order, another_row = keys[:, [2, 0, 1]].clone(), keys.flip(0).clone()
+    ordered = set(narrow_rows.arg_names) - {"keys_ptr"}
+    assert differing(narrow_rows, another_order) == ordered
+    assert differing(narrow_rows, another_row) == ordered | {"keys_ptr"}
 
 
 def _kernels() -> Iterator[Kernel]:
