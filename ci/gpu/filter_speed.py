@@ -192,12 +192,12 @@ class Batch:
         """Tokens, those of the exact path, and what both were drawn from."""
         with mock.patch.object(sampler, "sample", wraps=gumbel.sample) as observed:
             tokens = self.sample(logits)
-        drawn_from = observed.call_args.args
+        *others, drawn_from = observed.call_args.args
         # What rows with filters alone are drawn from is nowhere stored. By a number torch would not divide on a GPU: it
         # multiplies with the reciprocal, whose last bit differs.
-        processed = replace(drawn_from[-1], logits=logits / torch.full_like(logits[:, :1], TEMPERATURE))
-        everything = replace(drawn_from[-1], maxima=None)
-        return tokens, gumbel.draw(*drawn_from[:-1], everything, rivals=0)[0], processed
+        processed = replace(drawn_from, logits=logits / torch.full_like(logits[:, :1], TEMPERATURE))
+        from_everything = (*others, replace(drawn_from, maxima=None))
+        return tokens, gumbel.draw(*from_everything, rivals=0)[0], processed
 
 
 def filter_lines(tensors: list[Tensor], kind: str, measure: Measure) -> list[dict[str, JSON]]:
