@@ -13,7 +13,7 @@ known so far. Groups of tokens whose largest one is below the interval are not r
 only few tokens, a round lists them instead, and the last search is in the list; tokens that are all equal need none.
 The likeliest ones are known beforehand (`groups`), so the sample stands only for the others. Pivots decide how long it
 takes; which token stays, exact masses decide. Where the rounds do not suffice, as with half of a row equal and the other
-half close around it, or with a share within 2**-20 of 1, one program searches what is left.
+half close around it, or evenly spaced logits and p = 1 - 2**-24, one program searches what is left.
 """
 
 import triton.language as tl
