@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
+from typing import cast
 
 from mrv2.checks.report.text import count
 
@@ -80,7 +81,8 @@ def _done(file: Path, steps: int) -> list[Answer]:
 
 def _line(answer: Answer) -> str:
     place = f"set {answer['set']} {answer['environment']}"
-    return f"{place}: {count(answer['steps'], 'step')}, {count(answer['failures'], 'failure')}, {answer['seconds']} s"
+    steps, failures = cast("int", answer["steps"]), cast("int", answer["failures"])
+    return f"{place}: {count(steps, 'step')}, {count(failures, 'failure')}, {answer['seconds']} s"
 
 
 def _verdict(file: Path, steps: int, environments: list[str], sets: tuple[FeatureSet, ...]) -> int:

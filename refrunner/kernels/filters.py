@@ -142,6 +142,27 @@ def list_likely(
 
 
 @kernel
+def list_with_room(
+    source_ptr, divisor, maxima, groups_ptr, list_ptr, num_groups, size, count, LIST: tl.constexpr, TILE: tl.constexpr,
+    GROUP: tl.constexpr, GROUPS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """`list_likely`, of fewer groups if there is no room; and whether ``count`` logits are on the list or its line."""
+    FITTING: tl.constexpr = max(1, LIST // (2 * GROUP))
+    line, found, equal = list_likely(
+        source_ptr, divisor, maxima, groups_ptr, list_ptr, num_groups, size, count, LIST, TILE, GROUP, GROUPS
+    )
+    crowded = found > LIST
+    if crowded:  # they are neighbours
+        line, found, equal = list_likely(
+            source_ptr, divisor, maxima, groups_ptr, list_ptr, num_groups, size, tl.minimum(count, FITTING), LIST, TILE,
+            GROUP, GROUPS,
+        )  # fmt: skip
+    # Fewer groups may have too few tokens above their line.
+    enough = (found <= LIST) & ((crowded == 0) | (found >= count))
+    return line, found, equal, enough
+
+
+@kernel
 def leave_open(state_ptr, mass_ptr, list_ptr, found, line, threshold, largest, LIST: tl.constexpr) -> None:
     """Leave top-p of a row to the kernels of `nucleus`, with the list as far as there was room."""
     if found > LIST:  # an empty list is right, too
@@ -189,7 +210,6 @@ def find_thresholds(
     BLOCK: tl.constexpr,
 ) -> None:
     """One program per row of logits: min-p, then top-k of what is left, then top-p of what is left then."""
-    FITTING: tl.constexpr = max(1, LIST // (2 * GROUP))
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + index).to(tl.int64)
     stages = tl.load(numbers_ptr + row * NUMBERS + STAGES)
@@ -221,17 +241,9 @@ def find_thresholds(
             kth = kth_largest(source_ptr, divisor, vocab_size, LOWEST, wanted, BLOCK).to(tl.int32)
             threshold = tl.maximum(threshold, kth)
     if by_groups | ((stages & TOP_P) != 0):
-        line, found, equal = list_likely(
+        line, found, equal, enough = list_with_room(
             source_ptr, divisor, maxima, groups_ptr, list_ptr, num_groups, vocab_size, count, LIST, TILE, GROUP, GROUPS
         )
-        crowded = found > LIST
-        if crowded:  # they are neighbours: those of fewer groups have room
-            line, found, equal = list_likely(
-                source_ptr, divisor, maxima, groups_ptr, list_ptr, num_groups, vocab_size, tl.minimum(count, FITTING),
-                LIST, TILE, GROUP, GROUPS,
-            )  # fmt: skip
-        # Fewer groups may have too few tokens above their line.
-        enough = (found <= LIST) & ((crowded == 0) | (found >= count))
         if by_groups:
             kth = line
             if enough:

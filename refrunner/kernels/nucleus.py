@@ -12,8 +12,8 @@ one (`nucleus_rounds`). The first pivots come from a sample of the row (`nucleus
 known so far. Groups of tokens whose largest one is below the interval are not read. As soon as the interval can hold
 only few tokens, a round lists them instead, and the last search is in the list; tokens that are all equal need none.
 The likeliest ones are known beforehand (`groups`), so the sample stands only for the others. Pivots decide how long it
-takes; which token stays, exact masses decide. Where the rounds do not suffice, as with half of a row equal and the other
-half close around it, or evenly spaced logits and p = 1 - 2**-24, one program searches what is left.
+takes; which token stays, exact masses decide. Where the rounds do not suffice, as with half of a row equal and the
+other half close around it, or evenly spaced logits and p = 1 - 2**-24, one program searches what is left.
 """
 
 import triton.language as tl
