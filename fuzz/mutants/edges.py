@@ -77,7 +77,7 @@ EDGES = (
         "sum_of_the_first_block",
         "kernels/draw.py",
         "float_ptr + 3 * plane + offset, mask=inside",
-        "float_ptr + 3 * plane + offset, mask=lane == 0",
+        "float_ptr + 3 * plane + offset, mask=offset == tl.min(offset, 0)",
         "the softmax of a row is normalised by its first block",
     ),
     # State and poison: what no output shows.
