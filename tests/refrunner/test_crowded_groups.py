@@ -40,9 +40,9 @@ def right_ones(filters):
 
 
 def test_thresholds_are_those_of_sorting(device):
-    if device == "cuda":
-        pytest.skip("another exponential, so other masses")
-    assert thresholds(FEW + MANY) == right_ones(FEW + MANY)
+    # A GPU has another exponential, so other masses.
+    filters = [one for one in FEW + MANY if device == "cpu" or one.top_p == 1]
+    assert thresholds(filters, device) == right_ones(filters)
 
 
 def test_the_row_is_searched_only_where_there_is_no_room():

@@ -439,50 +439,20 @@ OF_BLOCK_TABLES = (
     "group_stride", "block_table_stride", "batch_group_stride", "batch_table_stride", "num_requests", "columns",
     "capacity",
 )  # fmt: skip
+OF_SAMPLER = ("logits_stride", "stages_stride", "temperature_stride", "vocab_size", "num_groups")
+BLOCKS_SAMPLED = {
+    "PROCESSED": 1, "STATISTICS": 1, "RIVALS": 8, "GROUPS": 4, "SEARCH": 8, "LANES": 16, "BLOCK": 64, "FEW": 1,
+    "CHUNK": 8, "GROUP": 16,
+}  # fmt: skip
+BLOCKS_COMBINED = {
+    "PROCESSED": 1, "STATISTICS": 1, "LOGARITHM": 1, "GROUPS": 4, "LANES": 16, "BLOCK": 64, "PARTS": 8, "GROUP": 16,
+}  # fmt: skip
 RUNNER = {
     "sample_blocks": _sampler_case(
-        draw.sample_blocks,
-        (
-            "logits_stride",
-            "stages_stride",
-            "temperature_stride",
-            "vocab_size",
-            "num_groups",
-            "num_parts",
-            "part_blocks",
-            "plane",
-        ),
-        PROCESSED=1,
-        STATISTICS=1,
-        RIVALS=8,
-        GROUPS=4,
-        SEARCH=8,
-        LANES=16,
-        BLOCK=64,
-        FEW=1,
-        CHUNK=8,
-        GROUP=16,
+        draw.sample_blocks, (*OF_SAMPLER, "num_parts", "part_blocks", "plane"), **BLOCKS_SAMPLED
     ),
     "combine_blocks": _sampler_case(
-        draw.combine_blocks,
-        (
-            "logits_stride",
-            "stages_stride",
-            "temperature_stride",
-            "vocab_size",
-            "num_groups",
-            "count",
-            "num_parts",
-            "part_blocks",
-        ),
-        PROCESSED=1,
-        STATISTICS=1,
-        LOGARITHM=1,
-        GROUPS=4,
-        LANES=16,
-        BLOCK=64,
-        PARTS=8,
-        GROUP=16,
+        draw.combine_blocks, (*OF_SAMPLER, "count", "num_parts", "part_blocks"), **BLOCKS_COMBINED
     ),
     "prepare_block_tables": _runner_case(
         block_table.prepare_block_tables,
